@@ -21,6 +21,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine/read"
 	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // admission creates the admission plugins. They send no requests before the server serves.
@@ -30,7 +31,7 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create the client for admission plugins: %w", err)
 	}
-	catalog := func() *resource.Catalog { return s.engine.Live.Load() }
+	catalog := func() *catalog.Catalog { return s.engine.Live.Load() }
 	authorize := authorizer.AuthorizerFunc(s.authorizer.Authorize)
 	informers := plugins.Informers{Catalog: catalog, Head: s.store.Head}
 	s.quotas = &plugins.Quotas{Informers: informers, Stop: s.stopping}

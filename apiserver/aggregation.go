@@ -18,7 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/flags"
 	"github.com/trellis-k8s/trellis/internal/proxy"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // Aggregation configures the proxy to the API servers that APIServices register.
@@ -55,7 +55,7 @@ func (s *Server) openAggregation(out *egress.Dialer) {
 		Headers: s.headers().Default(), Report: s.apiServices.Report,
 	})
 	s.apiServices.LastResources = s.aggregator.LastResources
-	follow := func(*resource.Catalog) {
+	follow := func(*catalog.Catalog) {
 		s.aggregator.Follow()
 		s.apiServices.CatalogChanged()
 	}

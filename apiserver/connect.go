@@ -19,11 +19,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
 	"github.com/trellis-k8s/trellis/internal/controllers/crd"
 	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/egress/credentials"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/serving"
 )
 
@@ -128,7 +130,7 @@ func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.En
 	}
 	return engine.Open(ctx, engine.Config{
 		Store: s.store,
-		Kinds: func(live *resource.Live) []*resource.Definition {
+		Kinds: func(live *catalog.Live) []*resource.Definition {
 			return kinds.Definitions(kinds.Config{
 				Catalog: live.Current, Head: s.store.Head,
 				EventTTL:   s.config.EventTTL,
@@ -153,12 +155,12 @@ func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.En
 
 // resumeFromConditions continues work that an earlier server recorded in the conditions of CRDs: unfinished storage
 // migrations and unreachable conversion webhooks.
-func (s *Server) resumeFromConditions(catalog *resource.Catalog) {
+func (s *Server) resumeFromConditions(catalog *catalog.Catalog) {
 	for d := range catalog.Definitions() {
 		if d.Custom == nil {
 			continue
 		}
-		crd := strings.TrimPrefix(d.Custom.Key, resource.CRDPrefix)
+		crd := strings.TrimPrefix(d.Custom.Key, definition.CRDPrefix)
 		if d.Custom.Migrating {
 			s.migrating = append(s.migrating, crd)
 		}

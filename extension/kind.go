@@ -15,6 +15,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/crd/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -193,7 +194,7 @@ func compileManifest(crd *apiextensionsv1.CustomResourceDefinition, converts boo
 		return nil, err
 	}
 	errs := crdvalidation.Create(read)
-	d := resource.FromCRD(&storage.Record{Value: text})
+	d := definition.FromCRD(&storage.Record{Value: text})
 	if len(errs) == 0 && d != nil {
 		_, errs = conversion.CheckDeclared(context.Background(), d)
 	}

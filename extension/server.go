@@ -28,6 +28,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/ownership"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/serving"
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 	"github.com/trellis-k8s/trellis/internal/storage/embedded/logstore"
@@ -168,7 +169,7 @@ func (s *Server) open(ctx context.Context, kinds []*resource.Definition, plugin 
 	}
 	s.engine, err = engine.Open(ctx, engine.Config{
 		Store:     s.store,
-		Kinds:     func(*resource.Live) []*resource.Definition { return kinds },
+		Kinds:     func(*catalog.Live) []*resource.Definition { return kinds },
 		Admission: admission.Plugins{s.namespaces, plugin},
 		Failed:    s.fail,
 	})

@@ -15,13 +15,13 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/proxy"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // Config configures an Aggregator.
 type Config struct {
 	// Catalog returns the current catalog with its APIServices.
-	Catalog func() *resource.Catalog
+	Catalog func() *catalog.Catalog
 	// Dialer connects to endpoints.
 	Dialer *egress.Dialer
 	// Endpoints returns the endpoints of a Service.
@@ -32,7 +32,7 @@ type Config struct {
 	Headers proxy.Headers
 	// Report is called with the Condition of an APIService when it is first known and when it changes. It must not
 	// block.
-	Report func(s *resource.APIService, c Condition)
+	Report func(s *catalog.APIService, c Condition)
 	// Clock measures intervals. nil means the real clock.
 	Clock clock.WithTicker
 }
@@ -103,7 +103,7 @@ func (a *Aggregator) Follow() {
 }
 
 // backend returns the current backend of s. It returns a closed backend if s has been deleted.
-func (a *Aggregator) backend(s *resource.APIService) *backend {
+func (a *Aggregator) backend(s *catalog.APIService) *backend {
 	if b := a.lookup(s); b != nil {
 		return b
 	}
@@ -117,7 +117,7 @@ func (a *Aggregator) backend(s *resource.APIService) *backend {
 }
 
 // lookup returns the backend of s, or nil.
-func (a *Aggregator) lookup(s *resource.APIService) *backend {
+func (a *Aggregator) lookup(s *catalog.APIService) *backend {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	if b := a.backends[s.Name]; b != nil && b.service.UID == s.UID {
@@ -128,7 +128,7 @@ func (a *Aggregator) lookup(s *resource.APIService) *backend {
 
 // Discovery returns the known resources of s, or nil if they are not known yet. The resources are marked as stale if
 // they may be out of date. The pointer stays the same until the resources change.
-func (a *Aggregator) Discovery(s *resource.APIService) *apidiscoveryv2.APIVersionDiscovery {
+func (a *Aggregator) Discovery(s *catalog.APIService) *apidiscoveryv2.APIVersionDiscovery {
 	return a.backend(s).resources.Load()
 }
 

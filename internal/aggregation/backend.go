@@ -13,13 +13,13 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/proxy"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // backend is the API server of an APIService. It consists of the endpoints of a Service.
 type backend struct {
 	aggregator *Aggregator
-	service    *resource.APIService
+	service    *catalog.APIService
 	host       string // Host header of requests
 	generation func() uint64
 	ctx        context.Context
@@ -45,7 +45,7 @@ type endpoints struct {
 	err        error // the error of resolving them
 }
 
-func newBackend(a *Aggregator, s *resource.APIService) *backend {
+func newBackend(a *Aggregator, s *catalog.APIService) *backend {
 	b := &backend{
 		aggregator: a, service: s, triggered: make(chan struct{}, 1), openAPIV3: &document{}, openAPIV2: &document{},
 		generation: func() uint64 { return 0 },

@@ -27,7 +27,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/proxy"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 const (
@@ -75,10 +75,10 @@ func newEnv(t *testing.T) *env {
 		Endpoints:   e.endpoints,
 		Certificate: func() (*tls.Certificate, error) { return &client.ProxyClient, nil },
 		Headers:     proxy.Headers{}.Default(),
-		Report:      func(_ *resource.APIService, c aggregation.Condition) { e.reports <- c },
+		Report:      func(_ *catalog.APIService, c aggregation.Condition) { e.reports <- c },
 	})
 	t.Cleanup(e.Close)
-	e.Live.OnUpdate(func(*resource.Catalog) { e.Follow() })
+	e.Live.OnUpdate(func(*catalog.Catalog) { e.Follow() })
 	return e
 }
 
@@ -106,7 +106,7 @@ var jane = &user.DefaultInfo{Name: "jane", UID: "7", Groups: []string{"dev", "op
 	Extra: map[string][]string{"example.com/what%": {"a", "b"}}}
 
 // register creates an APIService, and a server that proxies requests to it as jane.
-func (e *env) register(spec object.Tree) *resource.APIService {
+func (e *env) register(spec object.Tree) *catalog.APIService {
 	e.Helper()
 	s := object.Tree{
 		"group": "wardle.example.com", "version": "v1alpha1", "groupPriorityMinimum": 1000, "versionPriority": 15,

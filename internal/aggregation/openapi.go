@@ -15,7 +15,7 @@ import (
 
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 const (
@@ -30,12 +30,12 @@ const (
 var aggregatorUser = &user.DefaultInfo{Name: "system:aggregator", Groups: []string{user.AllAuthenticated}}
 
 // ServeOpenAPIV3 serves the OpenAPI v3 document of a group version from the backend of s.
-func (a *Aggregator) ServeOpenAPIV3(w http.ResponseWriter, r *http.Request, s *resource.APIService) {
+func (a *Aggregator) ServeOpenAPIV3(w http.ResponseWriter, r *http.Request, s *catalog.APIService) {
 	a.ServeHTTP(w, r, s, aggregatorUser, false)
 }
 
 // OpenAPIV3Hash returns the hash of the OpenAPI v3 document, or "" if there is none.
-func (a *Aggregator) OpenAPIV3Hash(ctx context.Context, s *resource.APIService) string {
+func (a *Aggregator) OpenAPIV3Hash(ctx context.Context, s *catalog.APIService) string {
 	b := a.backend(s)
 	var index struct {
 		Paths map[string]struct{ ServerRelativeURL string }
@@ -51,7 +51,7 @@ func (a *Aggregator) OpenAPIV3Hash(ctx context.Context, s *resource.APIService) 
 }
 
 // OpenAPIV2 returns the backend's OpenAPI v2 document and its hash. The document is nil if there is none.
-func (a *Aggregator) OpenAPIV2(ctx context.Context, s *resource.APIService) (document []byte, hash string) {
+func (a *Aggregator) OpenAPIV2(ctx context.Context, s *catalog.APIService) (document []byte, hash string) {
 	b := a.backend(s)
 	return b.openAPIV2.get(ctx, b, "/openapi/v2")
 }

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/trellis-k8s/trellis/internal/proxy"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // ServeHTTP forwards a request of the user u to the API server of s. The context of r limits the duration of the
@@ -19,7 +19,7 @@ import (
 func (a *Aggregator) ServeHTTP(
 	w http.ResponseWriter,
 	r *http.Request,
-	s *resource.APIService,
+	s *catalog.APIService,
 	u user.Info,
 	stream bool,
 ) (available bool) {

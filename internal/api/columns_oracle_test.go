@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/api/encoding"
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -43,7 +44,7 @@ func withColumns(t testing.TB, columns []apiextensionsv1.CustomResourceColumnDef
 			"names": object.Tree{"plural": "shows", "kind": "Show"},
 			"versions": []any{object.Tree{"name": "v1", "served": true, "storage": true,
 				"additionalPrinterColumns": plainTree(t, columns)}}}}
-	d := resource.FromCRD(&storage.Record{Key: resource.CRDPrefix + "shows.example.com",
+	d := definition.FromCRD(&storage.Record{Key: definition.CRDPrefix + "shows.example.com",
 		Value: object.Pack(crd, 0).JSON()})
 	if d == nil {
 		t.Fatal("FromCRD returned no definition")

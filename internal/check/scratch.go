@@ -18,6 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
@@ -36,7 +37,7 @@ func newScratch(ctx context.Context) (*scratch, error) {
 	s := &scratch{namespaces: map[string]bool{}}
 	s.engine, err = engine.Open(ctx, engine.Config{
 		Store: store, Webhook: s.skipConversion,
-		Kinds: func(live *resource.Live) []*resource.Definition {
+		Kinds: func(live *catalog.Live) []*resource.Definition {
 			return kinds.Definitions(kinds.Config{Catalog: live.Current, Head: store.Head})
 		},
 	})

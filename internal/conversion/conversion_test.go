@@ -8,7 +8,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-func definition() (old, hub, other *resource.Version) {
+func versions() (old, hub, other *resource.Version) {
 	d := &resource.Definition{Names: resource.Names{Kind: "Event"}}
 	hub = &resource.Version{Definition: d, APIVersion: "v1"}
 	old = &resource.Version{Definition: d, APIVersion: "v0"}
@@ -27,7 +27,7 @@ func definition() (old, hub, other *resource.Version) {
 }
 
 func TestConvert(t *testing.T) {
-	old, hub, other := definition()
+	old, hub, other := versions()
 	for _, c := range []struct {
 		from, to *resource.Version
 		key      string
@@ -48,7 +48,7 @@ func TestConvert(t *testing.T) {
 }
 
 func TestTrivial(t *testing.T) {
-	old, hub, other := definition()
+	old, hub, other := versions()
 	if !Trivial(old, hub) || !Trivial(nil, hub) || !Trivial(other, other) || Trivial(hub, other) ||
 		Trivial(other, hub) {
 		t.Error("wrong")

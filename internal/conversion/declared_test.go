@@ -7,6 +7,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -35,7 +36,7 @@ func declaredKind(t testing.TB, annotation, v1, v1beta1 string) *resource.Defini
 		versions = append(versions, v)
 	}
 	tree["spec"].(object.Tree)["versions"] = versions
-	d := resource.FromCRD(&storage.Record{Value: object.Pack(tree, 0).JSON()})
+	d := definition.FromCRD(&storage.Record{Value: object.Pack(tree, 0).JSON()})
 	if d == nil {
 		t.Fatal("no definition")
 	}

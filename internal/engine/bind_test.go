@@ -12,6 +12,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
@@ -297,7 +298,7 @@ func TestNodeUsageDeletedWithNodes(t *testing.T) {
 func (f *fixture) openSecondServer(store storage.Store) *fixture {
 	f.Helper()
 	e, err := Open(f.ctx, Config{Store: store, Now: func() time.Time { return f.now },
-		Kinds: func(live *resource.Live) []*resource.Definition {
+		Kinds: func(live *catalog.Live) []*resource.Definition {
 			return kinds.Definitions(kinds.Config{Catalog: live.Current, Head: store.Head})
 		}})
 	if err != nil {

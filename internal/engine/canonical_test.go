@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -87,5 +87,5 @@ func TestForeignEncodings(t *testing.T) {
 	if _, err := f.Get(f.ctx, target, ""); err == nil {
 		t.Error("got no error for a value that is not JSON")
 	}
-	f.commit(storage.Write{Key: resource.CRDPrefix + "odd", Value: []byte("k8s\x00")})
+	f.commit(storage.Write{Key: definition.CRDPrefix + "odd", Value: []byte("k8s\x00")})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/engine/write"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -30,7 +31,7 @@ type Engine struct {
 type Config struct {
 	Store storage.Store // the caller closes it, after the Engine
 	// Kinds returns the built-in kinds. They may use its argument to look up the served kinds.
-	Kinds func(*resource.Live) []*resource.Definition
+	Kinds func(*catalog.Live) []*resource.Definition
 	// IgnoreSelectableFields ignores spec.versions[*].selectableFields of all CRDs.
 	IgnoreSelectableFields bool
 	Now                    func() time.Time // nil means the system clock
@@ -58,7 +59,7 @@ const defaultRevalidateInterval = 30 * time.Second
 func Open(ctx context.Context, c Config) (*Engine, error) {
 	views := record.New(record.Config{
 		Store:              c.Store,
-		Live:               resource.NewLive(c.Store, c.Kinds),
+		Live:               catalog.NewLive(c.Store, c.Kinds),
 		Now:                c.Now,
 		Webhook:            c.Webhook,
 		Generation:         c.Generation,

@@ -15,12 +15,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/engine/scales"
 	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -84,7 +86,7 @@ const cronTabCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResour
 "conditions":[{"type":"NamesAccepted","status":"True"},{"type":"Established","status":"True"}],
 "storedVersions":["v1"]}}`
 
-const cronTabKey = resource.CRDPrefix + "crontabs.stable.example.com"
+const cronTabKey = definition.CRDPrefix + "crontabs.stable.example.com"
 
 func newFixture(t testing.TB) *fixture {
 	t.Helper()
@@ -103,9 +105,9 @@ func newFixtureOn(t testing.TB, store storage.Store) *fixture {
 		start: store.Head().Revision(), store: store}
 	var err error
 	f.Engine, err = Open(f.ctx, Config{Store: fixtureStore{store, f}, Now: func() time.Time { return f.now },
-		Kinds: func(live *resource.Live) []*resource.Definition {
+		Kinds: func(live *catalog.Live) []*resource.Definition {
 			return kinds.Definitions(kinds.Config{
-				Catalog: func(ctx context.Context) (*resource.Catalog,
+				Catalog: func(ctx context.Context) (*catalog.Catalog,
 					error) {
 					f.notifyRead()
 					return live.Current(ctx)
@@ -135,7 +137,7 @@ func cronTabs(v1, v2 string) string {
 func (f *fixture) writeCRD(manifest string) {
 	f.Helper()
 	tree := decode(f, manifest)
-	write := storage.Write{Key: resource.CRDPrefix + object.Name(tree), Value: object.Pack(tree, 0).JSON()}
+	write := storage.Write{Key: definition.CRDPrefix + object.Name(tree), Value: object.Pack(tree, 0).JSON()}
 	if rec := f.Store.Head().Get(write.Key); rec != nil {
 		write.Expected = rec.Modified
 	}
@@ -396,7 +398,7 @@ func equal(t testing.TB, subject string, got, want any) {
 // deleteCRD deletes a CRD from the store, as its controller does when a deletion completes.
 func (f *fixture) deleteCRD(name string) {
 	f.Helper()
-	key := resource.CRDPrefix + name
+	key := definition.CRDPrefix + name
 	f.commit(storage.Write{Key: key, Expected: f.Store.Head().Get(key).Modified})
 }
 

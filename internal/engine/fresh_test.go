@@ -6,9 +6,9 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/engine/read"
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
@@ -98,7 +98,7 @@ func TestReadsNewestState(t *testing.T) {
 func TestNewestCatalog(t *testing.T) {
 	f, _, elsewhere := newLaggingFixture(t)
 	tree := decode(t, hostsCRD)
-	elsewhere(resource.CRDPrefix+object.Name(tree), tree)
+	elsewhere(definition.CRDPrefix+object.Name(tree), tree)
 	if f.Live.Load().Definition("example.com", "hosts") != nil {
 		t.Fatal("the catalog already has the CRD")
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -36,7 +37,7 @@ func newHookedStore(t *testing.T) *hookedStore {
 	return s
 }
 
-func noKinds(*resource.Live) []*resource.Definition { return nil }
+func noKinds(*catalog.Live) []*resource.Definition { return nil }
 
 // TestOpenServesStoredCRDs checks that the kinds of stored CRDs are served when Open returns (CRD-071).
 func TestOpenServesStoredCRDs(t *testing.T) {

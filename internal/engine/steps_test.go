@@ -10,10 +10,10 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/engine/read"
 	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -440,7 +440,7 @@ func TestCRDWriteWaitsForCatalog(t *testing.T) {
 			if err := write(f, ctx, f.crd("foos.example.com")); err != nil {
 				t.Fatal(err)
 			}
-			stored := f.Store.Head().Get(resource.CRDPrefix + "foos.example.com").Modified
+			stored := f.Store.Head().Get(definition.CRDPrefix + "foos.example.com").Modified
 			served := f.Live.Load().Find("example.com", "v1", "foos").Definition.Custom.Revision
 			equal(t, "revision in the catalog", served, stored)
 		})

@@ -30,6 +30,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds/define"
 	"github.com/trellis-k8s/trellis/internal/kinds/pods"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -37,7 +38,7 @@ import (
 // and no other objects exist.
 type Config struct {
 	// Catalog returns a catalog of all stored kinds. nil means that writes of CRDs fail.
-	Catalog  func(context.Context) (*resource.Catalog, error)
+	Catalog  func(context.Context) (*catalog.Catalog, error)
 	EventTTL time.Duration // lifetime of an Event after its last write; 0 means unlimited
 	// Head returns the stored objects, because some kinds depend on other objects. nil means that no objects are
 	// stored.

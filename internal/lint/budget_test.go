@@ -30,7 +30,6 @@ var budgets = map[string]int{
 	"internal/konnectivity/server": 2010,
 	"internal/merge":               2650,
 	"internal/object":              2350,
-	"internal/resource":            3360,
 }
 
 // TestTypesAreSmall checks that structs have at most 30 fields, and interfaces at most 8 methods.

@@ -29,6 +29,8 @@ var layers = []string{
 	"internal/access",
 	"internal/kinds",
 	"internal/conversion",
+	"internal/resource/catalog",
+	"internal/crd/definition",
 	"internal/resource",
 	"internal/merge",
 	"internal/crd",

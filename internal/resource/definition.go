@@ -1,6 +1,5 @@
-// Package resource defines kinds. A Definition describes a kind with all its versions. The package compiles a
-// CustomResourceDefinition to a Definition, and maintains the immutable Catalog of all served kinds. It must not
-// import packages for verbs or HTTP.
+// Package resource defines kinds. A Definition describes a kind with all its versions. The package also converts
+// objects of built-in kinds between their forms. It must not import packages for verbs or HTTP.
 package resource
 
 import (
@@ -115,7 +114,7 @@ type Custom struct {
 	SpecHash func() uint64
 	Compiled LazyValue // Conversion.Declared, compiled by internal/conversion
 
-	accepted Names // status.acceptedNames
+	Accepted Names // status.acceptedNames
 }
 
 // Conversion specifies how objects of a CRD are converted between versions. Its strings point into the CRD's bytes.

@@ -45,7 +45,7 @@
 //	mechanism                        use it for                          why it exists
 //	Follower                         an index that requests read         includes each returned write; no goroutine
 //	Cursor                           a watch, or a mechanism as below    each event, in order; fails if it lags
-//	resource.Live.Follow             the Catalog of kinds                a write of a CRD waits for its revision
+//	catalog.Live.Follow             the Catalog of kinds                a write of a CRD waits for its revision
 //	engine.Feed                      metadata of all kinds               one cursor; a watch per kind costs 20 KiB
 //	controllers/informer.Informer    controllers, which are clients      finds kinds; reads a Feed, or else the API
 //

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	store "github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -29,7 +30,7 @@ import (
 // has returned. For each kind, only the object that was found last is cached. Event handlers are not supported.
 type Informers struct {
 	informers.SharedInformerFactory // nil; plugins call only the methods that are implemented below
-	Catalog                         func() *resource.Catalog
+	Catalog                         func() *catalog.Catalog
 	Head                            func() *store.Snapshot
 }
 
@@ -99,7 +100,7 @@ type cachedObject struct {
 }
 
 // versionOf returns the version of a built-in kind with the given Go type, or nil.
-func versionOf(c *resource.Catalog, goType reflect.Type) *resource.Version {
+func versionOf(c *catalog.Catalog, goType reflect.Type) *resource.Version {
 	for d := range c.Definitions() {
 		for _, v := range d.Versions {
 			if d.Strategy != nil && reflect.TypeOf(v.Type.New()) == goType {

@@ -8,14 +8,15 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // accounts returns a lister of the ServiceAccounts a and b in the namespace default. The returned function sets their
 // revision.
 func accounts(t testing.TB) (corev1.ServiceAccountNamespaceLister, func(revision int64)) {
-	kinds := resource.NewLive(nil,
-		func(*resource.Live) []*resource.Definition { return kinds.Definitions(kinds.Config{}) })
+	kinds := catalog.NewLive(nil,
+		func(*catalog.Live) []*resource.Definition { return kinds.Definitions(kinds.Config{}) })
 	var head *storage.Snapshot
 	at := func(revision int64) {
 		l := new(storage.Loader)

@@ -18,6 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -142,8 +143,8 @@ func snapshot(quotas ...string) *storage.Snapshot {
 }
 
 func config(t testing.TB, quotas ...string) Config {
-	kinds := resource.NewLive(nil,
-		func(*resource.Live) []*resource.Definition { return kinds.Definitions(kinds.Config{}) })
+	kinds := catalog.NewLive(nil,
+		func(*catalog.Live) []*resource.Definition { return kinds.Definitions(kinds.Config{}) })
 	head := snapshot(quotas...)
 	informers := Informers{Catalog: kinds.Load, Head: func() *storage.Snapshot { return head }}
 	return Config{

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // params returns an informer that reads the latest stored objects of a policy's paramKind, and the scope of that kind.
@@ -37,7 +38,7 @@ func (c *Config) params(
 }
 
 // versionOf returns the served version of a stored kind, or nil.
-func versionOf(c *resource.Catalog, gvk schema.GroupVersionKind) *resource.Version {
+func versionOf(c *catalog.Catalog, gvk schema.GroupVersionKind) *resource.Version {
 	for h := range c.NameOwners(gvk.Group) {
 		if h.Kind != gvk.Kind {
 			continue

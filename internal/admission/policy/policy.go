@@ -20,13 +20,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // Config holds the dependencies of the plugins.
 type Config struct {
 	Head       func() *storage.Snapshot // returns the policies, bindings and Namespaces
-	Catalog    func() *resource.Catalog
+	Catalog    func() *catalog.Catalog
 	Objects    Objects              // reads params
 	Client     kubernetes.Interface // gets a Namespace that Head does not contain
 	Authorizer authorizer.UnconditionalAuthorizer

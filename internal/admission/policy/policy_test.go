@@ -23,6 +23,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -37,7 +38,7 @@ type env struct {
 
 func newEnv(t testing.TB) *env {
 	e := &env{Env: fixture.Open(t, kinds.Config{Authorizer: allow}), audit: map[string]string{}}
-	catalog := func() *resource.Catalog { return e.Live.Load() }
+	catalog := func() *catalog.Catalog { return e.Live.Load() }
 	e.plugins = policy.Plugins(policy.Config{
 		Head: e.Store.Head, Catalog: catalog, Objects: e, Authorizer: allow,
 	})

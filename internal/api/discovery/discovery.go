@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // Handler returns a handler for the discovery documents of live: /api, /api/v1, /apis, /apis/GROUP and
@@ -27,12 +27,12 @@ import (
 // Documents are built on the first request after a change. Only the documents of changed groups are built again.
 // aggregated returns the resources of a group version that another server serves. It returns nil if the resources
 // are unknown, and the same pointer until they change. addresses are published at /api.
-func Handler(live *resource.Live, aggregated Aggregated, addresses Addresses) http.Handler {
+func Handler(live *catalog.Live, aggregated Aggregated, addresses Addresses) http.Handler {
 	return &handler{live: live, aggregated: aggregated, addresses: addresses}
 }
 
 // Aggregated returns the resources of a group version that another server serves, or nil if they are unknown.
-type Aggregated func(*resource.APIService) *apidiscoveryv2.APIVersionDiscovery
+type Aggregated func(*catalog.APIService) *apidiscoveryv2.APIVersionDiscovery
 
 // Addresses holds the addresses of the server, each as host:port. Default is for all clients. InRange is for
 // clients with an IP address in Range.
@@ -53,7 +53,7 @@ func (a Addresses) forClient(client net.IP) []metav1.ServerAddressByClientCIDR {
 }
 
 type handler struct {
-	live       *resource.Live
+	live       *catalog.Live
 	aggregated Aggregated
 	addresses  Addresses
 

@@ -16,24 +16,24 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/api/gzipped"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // documents holds all discovery documents of one catalog. The part of each group is cached after the first
 // request. The documents with all groups are assembled for each request and are not cached.
 type documents struct {
-	groups *resource.PerGroup[*group]
+	groups *catalog.PerGroup[*group]
 	etags  map[bool]func() (string, error) // of aggregated discovery; the key is true for /api, false for /apis
 }
 
 // newDocuments returns the documents of the given catalog. It reuses the unchanged groups of the previous documents
 // in last, which may be nil.
-func newDocuments(catalog *resource.Catalog, last *documents, aggregated Aggregated) *documents {
-	var known *resource.PerGroup[*group]
+func newDocuments(served *catalog.Catalog, last *documents, aggregated Aggregated) *documents {
+	var known *catalog.PerGroup[*group]
 	if last != nil {
 		known = last.groups
 	}
-	d := &documents{groups: resource.ForGroups(catalog, known, func(_ *group, next *resource.Group) *group {
+	d := &documents{groups: catalog.ForGroups(served, known, func(_ *group, next *catalog.Group) *group {
 		if next == nil {
 			return nil
 		}
@@ -42,7 +42,7 @@ func newDocuments(catalog *resource.Catalog, last *documents, aggregated Aggrega
 	d.etags = map[bool]func() (string, error){}
 	for _, legacy := range []bool{true, false} {
 		d.etags[legacy] = func() (string, error) { return d.etag(legacy) }
-		if len(catalog.APIServices()) == 0 { // the documents change only with the catalog
+		if len(served.APIServices()) == 0 { // the documents change only with the catalog
 			d.etags[legacy] = sync.OnceValues(d.etags[legacy])
 		}
 	}
@@ -177,7 +177,7 @@ func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
 // group holds one group and its part of aggregated discovery. The part is encoded on first use. It is encoded again
 // when the resources of an aggregated API server change.
 type group struct {
-	source     *resource.Group
+	source     *catalog.Group
 	aggregated Aggregated
 
 	mu   sync.Mutex
@@ -231,7 +231,7 @@ func (g *group) discovery() *apidiscoveryv2.APIGroupDiscovery {
 			Version:   name,
 			Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
 		}
-		hasVersion := func(s *resource.APIService) bool { return s.GroupVersion.Version == name }
+		hasVersion := func(s *catalog.APIService) bool { return s.GroupVersion.Version == name }
 		if i := slices.IndexFunc(g.source.Aggregated, hasVersion); i >= 0 {
 			version.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
 			if known := g.aggregated(g.source.Aggregated[i]); known != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/api/request"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // Route finds the kind of the request, or the API server that serves it. It rejects a request that the kind does not
@@ -229,7 +230,7 @@ func acceptsSubpath(q *request.Request) bool {
 
 // aggregatedService returns the APIService of the group version in a discovery path. It returns nil if this
 // server serves the path.
-func (f *Filters) aggregatedService(q *request.Request) *resource.APIService {
+func (f *Filters) aggregatedService(q *request.Request) *catalog.APIService {
 	parts := strings.Split(strings.TrimSuffix(q.R.URL.Path, "/"), "/")
 	group := ""
 	switch {

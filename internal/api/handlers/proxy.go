@@ -7,12 +7,12 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/api/request"
 	"github.com/trellis-k8s/trellis/internal/proxy"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // proxy forwards a request to the API server of an APIService. An upgrade request has a deadline until the
 // connection is upgraded. The Upgrade header alone does not remove the deadline.
-func (q call) proxy(service *resource.APIService) {
+func (q call) proxy(service *catalog.APIService) {
 	q.Slot.Release() // the other API server does the work
 	if q.Aggregator == nil {
 		http.Error(q.Recorder(), "service unavailable", http.StatusServiceUnavailable)

@@ -19,6 +19,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 	"github.com/trellis-k8s/trellis/internal/api/request"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // Handler serves all paths that do not address a resource.
@@ -28,7 +29,7 @@ type Handler struct {
 	Issuer        http.Handler            // serves the documents of the service account issuer; nil disables them
 	Metrics       http.Handler            // serves /metrics
 	Fairness      *flowcontrol.Controller // API Priority and Fairness, or nil
-	Live          *resource.Live
+	Live          *catalog.Live
 	Livez, Readyz []Check // in addition to ping
 	Profiling     bool    // serve /debug/pprof
 }

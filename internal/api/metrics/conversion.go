@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trellis-k8s/trellis/internal/conversion"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // conversions holds the metrics of calls to conversion webhooks, by CRD and by result.
@@ -22,7 +22,7 @@ type conversions struct {
 }
 
 // observe records the duration of a call. It ignores a call for a CRD that is no longer served.
-func (m *conversions) observe(live *resource.Live, c conversion.Call, seconds float64) {
+func (m *conversions) observe(live *catalog.Live, c conversion.Call, seconds float64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !isServed(live.Load(), c.CRD) {
@@ -33,7 +33,7 @@ func (m *conversions) observe(live *resource.Live, c conversion.Call, seconds fl
 }
 
 // prune removes the metrics of CRDs that are not in the catalog c.
-func (m *conversions) prune(c *resource.Catalog) {
+func (m *conversions) prune(c *catalog.Catalog) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for crd := range m.crds {
@@ -44,7 +44,7 @@ func (m *conversions) prune(c *resource.Catalog) {
 	}
 }
 
-func isServed(c *resource.Catalog, crd string) bool {
+func isServed(c *catalog.Catalog, crd string) bool {
 	plural, group, _ := strings.Cut(crd, ".")
 	return c.Definition(group, plural) != nil
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/api/request"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // Gauge is a metric whose value is read on every scrape.
@@ -43,7 +44,7 @@ type Metrics struct {
 
 	WatchCounts watchCounts
 
-	live   *resource.Live
+	live   *catalog.Live
 	mu     sync.RWMutex
 	series map[seriesKey]*series
 	kinds  map[kind][]seriesKey // keys of series, by kind
@@ -220,7 +221,7 @@ func (m *Metrics) remove(k seriesKey, removedRelease string) {
 
 // prune removes the metrics of all kinds that are not in the catalog c. Otherwise every deleted CRD would leave
 // metrics behind.
-func (m *Metrics) prune(c *resource.Catalog) {
+func (m *Metrics) prune(c *catalog.Catalog) {
 	m.mu.RLock()
 	var removed []kind
 	for k := range m.kinds {

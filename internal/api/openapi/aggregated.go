@@ -15,11 +15,11 @@ import (
 	"k8s.io/kube-openapi/pkg/openapiconv"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // pathOf returns the path of the group version of s, without the leading slash.
-func pathOf(s *resource.APIService) string {
+func pathOf(s *catalog.APIService) string {
 	if s.GroupVersion.Group == "" {
 		return "api/" + s.GroupVersion.Version
 	}
@@ -28,15 +28,15 @@ func pathOf(s *resource.APIService) string {
 
 // aggregatedService returns the APIService whose v3 document has the given path below /openapi/v3/. It returns nil
 // if there is none.
-func (p *published) aggregatedService(path string) *resource.APIService {
-	if i := slices.IndexFunc(p.services, func(s *resource.APIService) bool { return pathOf(s) == path }); i >= 0 {
+func (p *published) aggregatedService(path string) *catalog.APIService {
+	if i := slices.IndexFunc(p.services, func(s *catalog.APIService) bool { return pathOf(s) == path }); i >= 0 {
 		return p.services[i]
 	}
 	return nil
 }
 
 // aggregatedEntries returns the v3 documents of other servers. It queries the servers concurrently.
-func (s *server) aggregatedEntries(ctx context.Context, services []*resource.APIService) (entries []*entry) {
+func (s *server) aggregatedEntries(ctx context.Context, services []*catalog.APIService) (entries []*entry) {
 	hashes := make([]string, len(services))
 	var queries sync.WaitGroup
 	for i, service := range services {
@@ -168,7 +168,7 @@ type converted struct {
 	sourceHash string // hash of the v2 document; "" if the server has no document
 }
 
-func (s *server) converted(ctx context.Context, service *resource.APIService) *converted {
+func (s *server) converted(ctx context.Context, service *catalog.APIService) *converted {
 	text, hash := s.aggregated.OpenAPIV2(ctx, service)
 	if len(text) == 0 {
 		hash = ""

@@ -15,22 +15,22 @@ import (
 	explainv2 "k8s.io/kubectl/pkg/explain/v2"
 
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // fakeDocuments holds the v2 documents of aggregated API servers, by the names of their APIServices.
 type fakeDocuments map[string]string
 
-func (fakeDocuments) ServeOpenAPIV3(w http.ResponseWriter, _ *http.Request, s *resource.APIService) {
+func (fakeDocuments) ServeOpenAPIV3(w http.ResponseWriter, _ *http.Request, s *catalog.APIService) {
 	_, _ = w.Write([]byte("document of " + s.Name))
 }
-func (d fakeDocuments) OpenAPIV3Hash(_ context.Context, s *resource.APIService) string {
+func (d fakeDocuments) OpenAPIV3Hash(_ context.Context, s *catalog.APIService) string {
 	if d[s.Name] == "" {
 		return ""
 	}
 	return "HASH"
 }
-func (d fakeDocuments) OpenAPIV2(_ context.Context, s *resource.APIService) ([]byte, string) {
+func (d fakeDocuments) OpenAPIV2(_ context.Context, s *catalog.APIService) ([]byte, string) {
 	return []byte(d[s.Name]), d[s.Name]
 }
 
@@ -124,7 +124,7 @@ func TestAggregatedDocuments(t *testing.T) {
 // v2OnlyDocuments holds the documents of aggregated API servers that do not support OpenAPI v3.
 type v2OnlyDocuments struct{ fakeDocuments }
 
-func (v2OnlyDocuments) OpenAPIV3Hash(context.Context, *resource.APIService) string { return "" }
+func (v2OnlyDocuments) OpenAPIV3Hash(context.Context, *catalog.APIService) string { return "" }
 
 // TestAggregatedV2Only checks that the document of an aggregated API server without v3 is converted to v3, and that
 // kubectl explain reads it (OAS-022).

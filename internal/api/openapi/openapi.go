@@ -16,7 +16,7 @@ import (
 	"github.com/munnerz/goautoneg"
 
 	"github.com/trellis-k8s/trellis/internal/api/gzipped"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // cacheBytes is the maximum size of all cached documents in bytes.
@@ -29,7 +29,7 @@ const cacheBytes = 4 << 20
 // clients can cache forever. A request with an old hash is redirected to the current URL. All documents have an
 // ETag, so that a client with the current document gets no body. A change of a CRD changes only the documents of
 // its group versions.
-func Handler(live *resource.Live, aggregated Aggregated) http.Handler {
+func Handler(live *catalog.Live, aggregated Aggregated) http.Handler {
 	return &server{live: live, aggregated: aggregated, now: time.Now, cache: newCache(cacheBytes)}
 }
 
@@ -37,15 +37,15 @@ func Handler(live *resource.Live, aggregated Aggregated) http.Handler {
 type Aggregated interface {
 	// ServeOpenAPIV3 serves the v3 document of s. OpenAPIV3Hash returns the hash of the document, or "" if s has no
 	// v3 document. The handler then converts the v2 document.
-	ServeOpenAPIV3(w http.ResponseWriter, r *http.Request, s *resource.APIService)
-	OpenAPIV3Hash(ctx context.Context, s *resource.APIService) string
+	ServeOpenAPIV3(w http.ResponseWriter, r *http.Request, s *catalog.APIService)
+	OpenAPIV3Hash(ctx context.Context, s *catalog.APIService) string
 	// OpenAPIV2 returns the v2 document that describes s, and the hash of the document. It returns nil if s has no
 	// v2 document.
-	OpenAPIV2(ctx context.Context, s *resource.APIService) (document []byte, hash string)
+	OpenAPIV2(ctx context.Context, s *catalog.APIService) (document []byte, hash string)
 }
 
 type server struct {
-	live       *resource.Live
+	live       *catalog.Live
 	aggregated Aggregated
 	now        func() time.Time
 	cache      *cache

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
 	"sigs.k8s.io/yaml"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -22,7 +23,7 @@ import (
 func readCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDefinition, *resource.Definition) {
 	t.Helper()
 	crd, r := storedCRD(t, manifest)
-	d := resource.FromCRD(r)
+	d := definition.FromCRD(r)
 	if d == nil {
 		t.Fatalf("FromCRD returned no definition for %s", crd.Name)
 	}
@@ -49,7 +50,7 @@ func storedCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDe
 	if err := json.Unmarshal(text, &tree); err != nil {
 		t.Fatal(err)
 	}
-	return crd, &storage.Record{Key: resource.CRDPrefix + crd.Name, Value: object.Pack(tree, 0).JSON(), Modified: 1}
+	return crd, &storage.Record{Key: definition.CRDPrefix + crd.Name, Value: object.Pack(tree, 0).JSON(), Modified: 1}
 }
 
 // corpus returns the files with CRDs to publish: those in testdata, and the corpus of real CRDs if it exists.

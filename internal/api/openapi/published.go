@@ -12,13 +12,14 @@ import (
 	"sync"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // published holds all documents of one catalog.
 type published struct {
-	groups   *resource.PerGroup[[]*entry] // v3 documents
-	v2       *localV2                     // v2 document
-	services []*resource.APIService       // APIServices of other servers, which these documents do not describe
+	groups   *catalog.PerGroup[[]*entry] // v3 documents
+	v2       *localV2                    // v2 document
+	services []*catalog.APIService       // APIServices of other servers, which these documents do not describe
 
 	index func() (index, error) // built once
 }
@@ -31,13 +32,13 @@ type index struct {
 
 // publish returns the documents of the given catalog. It reuses the unchanged documents of the previous catalog in
 // last, which may be nil. It removes the other documents of last from the cache.
-func publish(catalog *resource.Catalog, last *published, c *cache) *published {
-	var known *resource.PerGroup[[]*entry]
+func publish(served *catalog.Catalog, last *published, c *cache) *published {
+	var known *catalog.PerGroup[[]*entry]
 	if last != nil {
 		known = last.groups
 		last.v2.remove(c)
 	}
-	groups := resource.ForGroups(catalog, known, func(previous []*entry, g *resource.Group) []*entry {
+	groups := catalog.ForGroups(served, known, func(previous []*entry, g *catalog.Group) []*entry {
 		next := groupEntries(g, previous)
 		for _, e := range previous {
 			if !slices.Contains(next, e) {
@@ -46,13 +47,13 @@ func publish(catalog *resource.Catalog, last *published, c *cache) *published {
 		}
 		return next
 	})
-	p := &published{groups: groups, v2: &localV2{groups: groups}, services: catalog.APIServices()}
+	p := &published{groups: groups, v2: &localV2{groups: groups}, services: served.APIServices()}
 	p.index = sync.OnceValues(func() (index, error) { return p.newIndex(nil) })
 	return p
 }
 
 // groupEntries returns the documents of a group. It returns nil if the group no longer exists.
-func groupEntries(g *resource.Group, previous []*entry) (next []*entry) {
+func groupEntries(g *catalog.Group, previous []*entry) (next []*entry) {
 	if g == nil {
 		return nil
 	}
@@ -162,7 +163,7 @@ func (e *entry) body(c *cache, protobuf bool) ([]byte, error) {
 
 // localV2 is the v2 document of the kinds that this server serves.
 type localV2 struct {
-	groups *resource.PerGroup[[]*entry]
+	groups *catalog.PerGroup[[]*entry]
 	texts
 
 	once sync.Once

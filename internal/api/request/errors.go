@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/trellis-k8s/trellis/internal/api/encoding"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // MethodNotAllowed returns the 405 for paths that every API server has.
@@ -29,7 +29,7 @@ var ErrNoHandler = PageNotFound()
 
 // NotFound returns kube-apiserver's error for a path without a handler. In the built-in groups of the catalog c the
 // response is a Status.
-func (q *Request) NotFound(c *resource.Catalog) error {
+func (q *Request) NotFound(c *catalog.Catalog) error {
 	local, _ := c.LocalGroup(q.Group, "")
 	if local && (q.Group != "" || strings.HasPrefix(q.R.URL.Path, "/api/")) {
 		return PageNotFound()

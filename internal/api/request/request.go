@@ -25,6 +25,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine/trace"
 	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // Request is the state of one request.
@@ -34,12 +35,12 @@ type Request struct {
 	Path
 	*Limits
 	*encoding.Negotiator
-	parsedQuery url.Values           // result of query; nil before its first call
-	Attributes  access.Attributes    // input of the authorizer
-	Kind        *resource.Version    // kind in the path; nil until it is known
-	Service     *resource.APIService // API server that serves the path; nil if this server does
-	ConnectTo   *resource.Connect    // set if the subresource connects requests to another server
-	Media       encoding.Media       // negotiated form of the response
+	parsedQuery url.Values          // result of query; nil before its first call
+	Attributes  access.Attributes   // input of the authorizer
+	Kind        *resource.Version   // kind in the path; nil until it is known
+	Service     *catalog.APIService // API server that serves the path; nil if this server does
+	ConnectTo   *resource.Connect   // set if the subresource connects requests to another server
+	Media       encoding.Media      // negotiated form of the response
 	AuditState  *AuditState
 	Trace       *trace.Trace                // set for a traced dry run; otherwise nil
 	Capture     func(code int, body []byte) // receives the response of a traced dry run

@@ -23,7 +23,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/controllers/informer"
 	"github.com/trellis-k8s/trellis/internal/controllers/report"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // automanaged is the label of the APIServices that the server manages. APIServices of built-in kinds have the value
@@ -44,7 +44,7 @@ const (
 // Controller reconciles the APIServices. It maintains one for each group version that the server serves locally.
 // It writes the condition Available of all APIServices.
 type Controller struct {
-	catalog func() *resource.Catalog
+	catalog func() *catalog.Catalog
 	// LastResources returns the last known resources of an APIService's API server. It returns nil if this process has
 	// not queried that server since the APIService was created. If the function is nil, no resources are known.
 	LastResources func(uid types.UID, name string) *apidiscoveryv2.APIVersionDiscovery
@@ -54,8 +54,8 @@ type Controller struct {
 	started time.Time
 
 	mu         sync.Mutex
-	local      *resource.PerGroup[[]schema.GroupVersion] // group versions that the server serves locally
-	reconciled map[string]bool                           // local APIServices that this process has reconciled
+	local      *catalog.PerGroup[[]schema.GroupVersion] // group versions that the server serves locally
+	reconciled map[string]bool                          // local APIServices that this process has reconciled
 	conditions map[string]availabilityReport
 }
 
@@ -67,7 +67,7 @@ type availabilityReport struct {
 }
 
 // New returns a controller for the group versions of the catalog.
-func New(catalog func() *resource.Catalog) *Controller {
+func New(catalog func() *catalog.Catalog) *Controller {
 	return &Controller{
 		catalog: catalog, queue: informer.NewQueue[string]("reconcile APIService"), clock: clock.RealClock{},
 		started: time.Now(), reconciled: map[string]bool{},
@@ -79,7 +79,7 @@ func New(catalog func() *resource.Catalog) *Controller {
 func (a *Controller) CatalogChanged() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	update := func(before []schema.GroupVersion, group *resource.Group) (after []schema.GroupVersion) {
+	update := func(before []schema.GroupVersion, group *catalog.Group) (after []schema.GroupVersion) {
 		if group != nil && group.Name != apiregistrationv1.GroupName { // the group of APIServices has no APIService
 			for v := range group.Resources {
 				after = append(after, schema.GroupVersion{Group: group.Name, Version: v})
@@ -92,12 +92,12 @@ func (a *Controller) CatalogChanged() {
 		}
 		return after
 	}
-	a.local = resource.ForGroups(a.catalog(), a.local, update)
+	a.local = catalog.ForGroups(a.catalog(), a.local, update)
 }
 
 // Report records whether the API server of an APIService is available. It never blocks. A newer report replaces an
 // older one.
-func (a *Controller) Report(s *resource.APIService, c aggregation.Condition) {
+func (a *Controller) Report(s *catalog.APIService, c aggregation.Condition) {
 	a.mu.Lock()
 	a.conditions[s.Name] = availabilityReport{uid: s.UID, Condition: c}
 	a.mu.Unlock()
@@ -163,7 +163,7 @@ func (a *Controller) sync(ctx context.Context, c client.APIServiceInterface, nam
 
 // forget removes the records of a deleted APIService. It keeps the last report if the APIService was created again.
 func (a *Controller) forget(name string) {
-	hasName := func(s *resource.APIService) bool { return s.Name == name }
+	hasName := func(s *catalog.APIService) bool { return s.Name == name }
 	recreated := slices.ContainsFunc(a.catalog().APIServices(), hasName)
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -177,7 +177,7 @@ func (a *Controller) create(
 	ctx context.Context, c client.APIServiceInterface, name string, gv schema.GroupVersion,
 ) error {
 	label := onStart
-	if resource.LocalPriority(gv).Group == resource.CustomPriority {
+	if catalog.LocalPriority(gv).Group == catalog.CustomPriority {
 		label = always
 	}
 	_, err := c.Create(ctx, &apiregistrationv1.APIService{
@@ -191,7 +191,7 @@ func (a *Controller) create(
 }
 
 func specOf(gv schema.GroupVersion) apiregistrationv1.APIServiceSpec {
-	p := resource.LocalPriority(gv)
+	p := catalog.LocalPriority(gv)
 	return apiregistrationv1.APIServiceSpec{
 		Group: gv.Group, Version: gv.Version,
 		GroupPriorityMinimum: int32(p.Group), VersionPriority: int32(p.Version),

@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/fixture"
 	"github.com/trellis-k8s/trellis/internal/kinds"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // TestServersReportDifferentAvailability checks two servers with the same storage. Only one of them can reach the API
@@ -30,8 +30,8 @@ func TestServersReportDifferentAvailability(t *testing.T) {
 		},
 	})
 	clock := clocktesting.NewFakePassiveClock(time.Now())
-	catalog := fixture.Open(t, kinds.Config{}).Live.Load
-	one, two := New(catalog), New(catalog)
+	load := fixture.Open(t, kinds.Config{}).Live.Load
+	one, two := New(load), New(load)
 	one.clock, two.clock = clock, clock
 	one.CatalogChanged()
 	two.CatalogChanged()
@@ -59,7 +59,7 @@ func TestServersReportDifferentAvailability(t *testing.T) {
 		return helper.IsAPIServiceConditionTrue(s, apiregistrationv1.Available)
 	}
 	report := func(s *Controller, available bool) {
-		s.Report(&resource.APIService{Name: name, UID: "1"}, aggregation.Condition{Available: available, Reason: "R"})
+		s.Report(&catalog.APIService{Name: name, UID: "1"}, aggregation.Condition{Available: available, Reason: "R"})
 	}
 	report(one, true)
 	report(two, false)

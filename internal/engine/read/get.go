@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine/scales"
 	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -95,7 +95,7 @@ func (r *Reader) Newest(ctx context.Context) (*storage.Snapshot, error) {
 }
 
 // Catalog returns a catalog of all stored kinds, including kinds that another process has written.
-func (r *Reader) Catalog(ctx context.Context) (*resource.Catalog, error) {
+func (r *Reader) Catalog(ctx context.Context) (*catalog.Catalog, error) {
 	snap, err := r.Newest(ctx)
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -30,7 +31,7 @@ type Views struct {
 // Config holds the dependencies and settings of Views. Only Webhook and Generation may be nil.
 type Config struct {
 	Store   storage.Store
-	Live    *resource.Live
+	Live    *catalog.Live
 	Now     func() time.Time
 	Webhook conversion.Webhook
 	// Generation and RevalidateInterval are those of engine.Config.

@@ -12,11 +12,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/engine/strategy"
 	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -102,7 +103,7 @@ func (wr *Writer) commit(
 	ctx context.Context, writes []storage.Write, guards ...storage.Guard,
 ) ([]*storage.Event, error) {
 	events, err := wr.Store.Commit(ctx, writes, guards...)
-	if err == nil && strings.HasPrefix(writes[0].Key, resource.APIServicePrefix) {
+	if err == nil && strings.HasPrefix(writes[0].Key, catalog.APIServicePrefix) {
 		_, _ = wr.Live.Wait(ctx, events[0].Revision) // a failure to wait does not undo the commit
 	}
 	return events, err
@@ -211,7 +212,7 @@ func (w *write) respondUnstored(revision int64) error {
 // waitForCatalog waits after a write of a CRD until the catalog includes it. The next request then uses the new
 // definition.
 func (w *write) waitForCatalog() {
-	if w.Def.Prefix == resource.CRDPrefix {
+	if w.Def.Prefix == definition.CRDPrefix {
 		_, _ = w.writer.Live.Current(w.Ctx) // a failure to wait does not undo the commit
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/crd/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -21,7 +22,7 @@ func declaredConversion(obj, old object.Tree) field.ErrorList {
 	if text == "" || text == oldText && object.Equal(obj["spec"], old["spec"]) {
 		return nil
 	}
-	d := resource.FromCRD(&storage.Record{Value: object.Pack(obj, 0).JSON()})
+	d := definition.FromCRD(&storage.Record{Value: object.Pack(obj, 0).JSON()})
 	if d == nil {
 		return nil
 	}

@@ -18,14 +18,16 @@ import (
 	"k8s.io/kubernetes/pkg/generated/openapi"
 
 	"github.com/trellis-k8s/trellis/internal/crd/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/kinds/define"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // Config holds the dependencies and settings of CustomResourceDefinition.
 type Config struct {
-	Catalog func(context.Context) (*resource.Catalog, error) // nil means that writes of CRDs fail
+	Catalog func(context.Context) (*catalog.Catalog, error) // nil means that writes of CRDs fail
 	Now     func() time.Time
 	// NoFieldSelectors drops selectableFields from CRDs, except in an update of a CRD that already has some.
 	NoFieldSelectors bool
@@ -40,7 +42,7 @@ func Definition(c Config) *resource.Definition {
 			Kind: "CustomResourceDefinition", ListKind: "CustomResourceDefinitionList",
 			ShortNames: []string{"crd", "crds"}, Categories: []string{"api-extensions"},
 		},
-		Prefix: resource.CRDPrefix,
+		Prefix: definition.CRDPrefix,
 		Verbs:  []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"},
 	}
 	d.Behavior = behavior(c, d)

@@ -7,8 +7,10 @@ import (
 
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -48,14 +50,14 @@ func kinds(n resource.Names) []string { return []string{n.Kind, n.ListKind} }
 // nameConflict describes a name that another kind of the group owns.
 type nameConflict struct {
 	resource, kind string // one of them is ""
-	owner          resource.NameOwner
+	owner          catalog.NameOwner
 }
 
 // nameConflicts returns the conflicts for the names n of a CRD. A name conflicts if another kind in the group of the
 // CRD owns it.
-func nameConflicts(catalog *resource.Catalog, crd object.Tree, n resource.Names) (all []nameConflict) {
+func nameConflicts(catalog *catalog.Catalog, crd object.Tree, n resource.Names) (all []nameConflict) {
 	group, plural := object.StringAt(crd, "spec", "group"), object.StringAt(crd, "spec", "names", "plural")
-	self := resource.CRDPrefix + plural + "." + group
+	self := definition.CRDPrefix + plural + "." + group
 	for other := range catalog.NameOwners(group) {
 		if other.Key == self {
 			continue
@@ -136,7 +138,7 @@ func (a *allocation) kindTaken(name string) bool {
 }
 
 // failingGuard is a commit guard that always fails. The engine then retries the whole write.
-var failingGuard = storage.Guard{Key: resource.CRDPrefix + "\x00", Revision: 1}
+var failingGuard = storage.Guard{Key: definition.CRDPrefix + "\x00", Revision: 1}
 
 // guards returns commit guards that fail if the accepted names of obj are no longer correct. This is the case if
 // another kind has acquired a name that obj newly accepts, or if the owner of a conflicting name has changed. guards
@@ -153,7 +155,7 @@ func (s crdStatus) guards(ctx context.Context, obj object.Tree) []storage.Guard 
 		if len(newConflicts(nameConflicts(catalog, obj, accepted), before)) > 0 {
 			return []storage.Guard{failingGuard}
 		}
-		guards = append(guards, storage.Guard{Key: resource.CRDPrefix, Prefix: true, Revision: catalog.Revision()})
+		guards = append(guards, storage.Guard{Key: definition.CRDPrefix, Prefix: true, Revision: catalog.Revision()})
 	}
 	if object.HasCondition(object.TreeAt(obj, "status"), "NamesAccepted") || sameNames(requested, accepted) {
 		return guards

@@ -16,13 +16,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/merge"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // crdStatus computes the status of a CRD while the CRD is written. A new CRD is therefore established as soon as its
 // create returns. In upstream, four controllers write this status later: for names, establishing, approval and
 // non-structural schemas.
 type crdStatus struct {
-	catalog  func(context.Context) (*resource.Catalog, error)
+	catalog  func(context.Context) (*catalog.Catalog, error)
 	now      func() time.Time
 	managers merge.ManagedFields
 }
@@ -119,7 +120,7 @@ func (s crdStatus) acceptNames(ctx context.Context, obj object.Tree, w statusWri
 	return nil
 }
 
-func (s crdStatus) load(ctx context.Context) (*resource.Catalog, error) {
+func (s crdStatus) load(ctx context.Context) (*catalog.Catalog, error) {
 	if s.catalog == nil {
 		return nil, errNoCatalog
 	}

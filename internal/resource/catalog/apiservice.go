@@ -1,4 +1,4 @@
-package resource
+package catalog
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -139,8 +140,8 @@ func (g *group) priority() (highest int) {
 }
 
 // servesLocally reports whether this server serves a version of kind in the group.
-func (g *group) servesLocally(kind named[*Definition]) bool {
-	return slices.ContainsFunc(kind.value.Versions, func(v *Version) bool {
+func (g *group) servesLocally(kind named[*resource.Definition]) bool {
+	return slices.ContainsFunc(kind.value.Versions, func(v *resource.Version) bool {
 		return v.Served && v.GroupVersion.Group == g.name && g.aggregatedVersion(v.GroupVersion.Version) == nil
 	})
 }

@@ -1,4 +1,4 @@
-package resource
+package catalog
 
 import (
 	"context"
@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
@@ -57,7 +59,7 @@ func put(t testing.TB, s storage.Store, key string, value object.Tree, expected 
 	return events[0].Revision
 }
 
-func noKinds(*Live) []*Definition { return nil }
+func noKinds(*Live) []*resource.Definition { return nil }
 
 func follow(t testing.TB, l *Live) {
 	ctx, cancel := context.WithCancel(t.Context())
@@ -76,17 +78,17 @@ func follow(t testing.TB, l *Live) {
 func TestLiveFollowsTheStore(t *testing.T) {
 	s := openStore(t)
 	l := NewLive(s, noKinds)
-	put(t, s, CRDPrefix+"before.example.com", crdTree("example.com", "before", "Before"), 0)
+	put(t, s, definition.CRDPrefix+"before.example.com", crdTree("example.com", "before", "Before"), 0)
 	follow(t, l)
 	c, err := l.Current(t.Context())
 	if err != nil || c.Find("example.com", "v1", "before") == nil {
 		t.Fatalf("a stored CRD is not served: %v", err)
 	}
-	at := put(t, s, CRDPrefix+"after.example.com", crdTree("example.com", "after", "After"), 0)
+	at := put(t, s, definition.CRDPrefix+"after.example.com", crdTree("example.com", "after", "After"), 0)
 	if c, _ = l.Wait(t.Context(), at); c.Find("example.com", "v1", "after") == nil || c.Revision() != at {
 		t.Fatal("Wait returned before the catalog contained the CRD")
 	}
-	deleted := put(t, s, CRDPrefix+"after.example.com", nil, at)
+	deleted := put(t, s, definition.CRDPrefix+"after.example.com", nil, at)
 	if c, _ = l.Wait(t.Context(), deleted); c.Find("example.com", "v1", "after") != nil {
 		t.Fatal("a deleted CRD is still served")
 	}
@@ -132,7 +134,7 @@ func TestWaitUnderLoad(t *testing.T) {
 					}
 					continue
 				}
-				at := put(t, s, CRDPrefix+name+".example.com", crdTree("example.com", name, name), 0)
+				at := put(t, s, definition.CRDPrefix+name+".example.com", crdTree("example.com", name, name), 0)
 				if c, err := l.Wait(t.Context(), at); err != nil || c.Find("example.com", "v1", name) == nil {
 					t.Errorf("%s is not served at %d: %v", name, at, err)
 				}

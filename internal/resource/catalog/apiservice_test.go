@@ -1,4 +1,4 @@
-package resource
+package catalog
 
 import (
 	"cmp"
@@ -13,6 +13,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -64,7 +65,7 @@ func TestRoute(t *testing.T) {
 		event := &storage.Event{Revision: int64(step + 1)}
 		switch random.IntN(4) {
 		case 0: // a CRD of one version
-			event.Key = CRDPrefix + "oxen." + group
+			event.Key = definition.CRDPrefix + "oxen." + group
 			for _, v := range versions {
 				delete(local, v+"."+group)
 			}

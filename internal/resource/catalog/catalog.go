@@ -1,10 +1,14 @@
-package resource
+// Package catalog maintains the immutable Catalog of all served kinds. It follows the CRDs and APIServices of the
+// store.
+package catalog
 
 import (
 	"iter"
 	"slices"
 	"strings"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
+	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -44,14 +48,14 @@ func (l byName[T]) find(name string) (index int, found bool) {
 }
 
 // Find returns the version that this server serves at a request path, or nil.
-func (c *Catalog) Find(group, version, plural string) *Version {
+func (c *Catalog) Find(group, version, plural string) *resource.Version {
 	v, _ := c.Route(group, version, plural)
 	return v
 }
 
 // Route returns the server of a request path. local is set if this server serves the version. aggregated is set if
 // an aggregated API server does. Both are nil if the path is not served.
-func (c *Catalog) Route(group, version, plural string) (local *Version, aggregated *APIService) {
+func (c *Catalog) Route(group, version, plural string) (local *resource.Version, aggregated *APIService) {
 	i, ok := c.groups.find(group)
 	if !ok {
 		return nil, nil
@@ -75,11 +79,11 @@ func (c *Catalog) Route(group, version, plural string) (local *Version, aggregat
 
 // Definition returns the kind with the given group and plural, or nil. The kind may be a CRD that is not
 // established.
-func (c *Catalog) Definition(group, plural string) *Definition {
+func (c *Catalog) Definition(group, plural string) *resource.Definition {
 	return kindIn(c.groups, group, plural)
 }
 
-func kindIn(groups byName[*group], group, plural string) *Definition {
+func kindIn(groups byName[*group], group, plural string) *resource.Definition {
 	i, ok := groups.find(group)
 	if !ok {
 		return nil
@@ -101,7 +105,7 @@ func (c *Catalog) LocalGroup(group, version string) (builtin, served bool) {
 	for _, kind := range c.groups[i].value.kinds {
 		for _, v := range kind.value.Versions {
 			if v.Served && v.GroupVersion.Group == group {
-				builtin = builtin || kind.value.Routing == HandlerPerPath
+				builtin = builtin || kind.value.Routing == resource.HandlerPerPath
 				served = served || v.GroupVersion.Version == version
 			}
 		}
@@ -110,8 +114,8 @@ func (c *Catalog) LocalGroup(group, version string) (builtin, served bool) {
 }
 
 // Definitions yields every kind, ordered by group and plural.
-func (c *Catalog) Definitions() iter.Seq[*Definition] {
-	return func(yield func(*Definition) bool) {
+func (c *Catalog) Definitions() iter.Seq[*resource.Definition] {
+	return func(yield func(*resource.Definition) bool) {
 		for _, g := range c.groups {
 			for _, d := range g.value.kinds {
 				if d.value.Group == g.name && !yield(d.value) {
@@ -127,8 +131,8 @@ type Group struct {
 	Name       string
 	Versions   []string // served versions, by priority
 	Preferred  string
-	Resources  map[string][]*Version // by version, ordered by plural
-	Aggregated []*APIService         // aggregated versions, which are in Versions but not in Resources
+	Resources  map[string][]*resource.Version // by version, ordered by plural
+	Aggregated []*APIService                  // aggregated versions, which are in Versions but not in Resources
 }
 
 // Groups yields the served groups in the order of discovery, which is by priority and name. The groups of CRDs all
@@ -179,7 +183,7 @@ func (c *Catalog) inOrder() iter.Seq[int] {
 }
 
 // newCatalog returns a catalog with only the built-in kinds.
-func newCatalog(builtins []*Definition) *Catalog {
+func newCatalog(builtins []*resource.Definition) *Catalog {
 	e := edit{}
 	for _, d := range builtins {
 		for _, v := range d.Versions {
@@ -237,15 +241,15 @@ func (e *edit) apply(key string, r *storage.Record) {
 		e.applyAPIService(key, r)
 		return
 	}
-	name := strings.TrimPrefix(key, CRDPrefix)
+	name := strings.TrimPrefix(key, definition.CRDPrefix)
 	plural, groupName, _ := strings.Cut(name, ".")
 	old := kindIn(e.groups, groupName, plural)
 	if old != nil && old.Custom == nil {
 		return // a CRD never replaces a built-in kind
 	}
-	var d *Definition
+	var d *resource.Definition
 	if r != nil {
-		d = FromCRD(r)
+		d = definition.FromCRD(r)
 	}
 	if d == nil || d.Group != groupName || d.Names.Plural != plural {
 		if old != nil {
@@ -266,14 +270,14 @@ func (e *edit) apply(key string, r *storage.Record) {
 }
 
 // setKind adds a kind to a group or replaces the kind with the same plural.
-func (e *edit) setKind(groupName string, d *Definition) {
+func (e *edit) setKind(groupName string, d *resource.Definition) {
 	g := e.mutableGroup(groupName)
 	i, ok := g.kinds.find(d.Names.Plural)
 	e.reorder = e.reorder || len(g.aggregated) > 0
 	if !ok {
-		g.kinds = slices.Insert(g.kinds, i, named[*Definition]{})
+		g.kinds = slices.Insert(g.kinds, i, named[*resource.Definition]{})
 	}
-	g.kinds[i] = named[*Definition]{d.Names.Plural, d}
+	g.kinds[i] = named[*resource.Definition]{d.Names.Plural, d}
 }
 
 func (e *edit) removeKind(groupName, plural string) {
@@ -311,7 +315,7 @@ func (e *edit) mutableGroup(name string) *group {
 
 // NameOwner is a kind that has reserved names in a group.
 type NameOwner struct {
-	Names
+	resource.Names
 	Key      string // storage key of the CRD, "" for a built-in kind
 	Revision int64  // revision of the CRD's last change, 0 for a built-in kind
 }
@@ -325,26 +329,26 @@ func (c *Catalog) NameOwners(groupName string) iter.Seq[NameOwner] {
 			return
 		}
 		for _, kind := range c.groups[i].value.kinds {
-			if !yield(kind.value.nameOwner()) {
+			if !yield(nameOwner(kind.value)) {
 				return
 			}
 		}
 	}
 }
 
-func (d *Definition) nameOwner() NameOwner {
+func nameOwner(d *resource.Definition) NameOwner {
 	if c := d.Custom; c != nil {
-		return NameOwner{c.accepted, c.Key, c.Revision}
+		return NameOwner{c.Accepted, c.Key, c.Revision}
 	}
 	return NameOwner{Names: d.Names}
 }
 
 // AcceptedNames returns the accepted names of a CRD. The result is empty if the CRD does not exist.
-func (c *Catalog) AcceptedNames(group, plural string) Names {
+func (c *Catalog) AcceptedNames(group, plural string) resource.Names {
 	if d := c.Definition(group, plural); d != nil {
-		if o := d.nameOwner(); o.Key != "" {
+		if o := nameOwner(d); o.Key != "" {
 			return o.Names
 		}
 	}
-	return Names{}
+	return resource.Names{}
 }

@@ -1,16 +1,17 @@
-package resource
+package definition
 
 import (
 	"strings"
 
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // crdHeader holds the fields of a CRD, with its schemas as raw JSON. It is read in one pass over the CRD's bytes as
 // soon as the CRD appears. Its strings point into these bytes.
 type crdHeader struct {
 	group           string
-	names, accepted Names
+	names, accepted resource.Names
 	namespaced      bool
 	preserve        bool // spec.preserveUnknownFields
 	established     bool
@@ -30,8 +31,8 @@ type versionHeader struct {
 	hasWarning                  bool
 	schema                      string // raw JSON of openAPIV3Schema, "" if there is none
 	status                      bool
-	scale                       *Scale
-	columns                     []printerColumn
+	scale                       *resource.Scale
+	columns                     []PrinterColumn
 	selectable                  []string
 }
 
@@ -58,14 +59,14 @@ func (h *crdHeader) metadata(c *object.Cursor, key string) {
 		h.terminating = c.Text() != ""
 	case "annotations":
 		c.Members(func(key string) {
-			if key == ConversionAnnotation {
+			if key == resource.ConversionAnnotation {
 				h.declared = c.Raw()
 			}
 		})
 	}
 }
 
-func (h *crdHeader) conversion() (out Conversion) {
+func (h *crdHeader) conversion() (out resource.Conversion) {
 	if h.strategy == "Webhook" {
 		out.Webhook = h.webhook
 	} else {
@@ -122,16 +123,16 @@ func (h *crdHeader) status(c *object.Cursor, key string) {
 				h.established = status == "True"
 			case "Terminating":
 				h.terminating = h.terminating || status == "True"
-			case StorageMigrating:
+			case resource.StorageMigrating:
 				h.migrating = status == "True"
-			case WebhookReachable:
+			case resource.WebhookReachable:
 				h.unreachable = status == "False"
 			}
 		})
 	}
 }
 
-func readNames(c *object.Cursor) (n Names) {
+func readNames(c *object.Cursor) (n resource.Names) {
 	c.Members(func(key string) {
 		switch key {
 		case "plural":
@@ -193,7 +194,7 @@ func (v *versionHeader) subresource(c *object.Cursor, key string) {
 	case "status":
 		v.status = true
 	case "scale":
-		v.scale = &Scale{ByPath: true}
+		v.scale = &resource.Scale{ByPath: true}
 		c.Members(func(key string) {
 			switch key {
 			case "specReplicasPath":

@@ -1,4 +1,4 @@
-package resource
+package catalog
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -13,10 +14,10 @@ import (
 // groups are computed.
 func TestForGroups(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	builtin := &Definition{Group: "m.example.com", Names: Names{Plural: "fixed"}}
-	builtin.Versions = []*Version{{Definition: builtin, Served: true}}
+	builtin := &resource.Definition{Group: "m.example.com", Names: resource.Names{Plural: "fixed"}}
+	builtin.Versions = []*resource.Version{{Definition: builtin, Served: true}}
 	builtin.Versions[0].GroupVersion.Group, builtin.Versions[0].GroupVersion.Version = "m.example.com", "v1"
-	catalog := newCatalog([]*Definition{builtin})
+	catalog := newCatalog([]*resource.Definition{builtin})
 	var last *PerGroup[*Group]
 	for revision := range int64(300) {
 		touched := map[string]bool{}

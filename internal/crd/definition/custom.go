@@ -1,4 +1,6 @@
-package resource
+// Package definition compiles a CustomResourceDefinition to a resource.Definition. It reads everything but the schemas,
+// which are compiled on first use.
+package definition
 
 import (
 	"hash/maphash"
@@ -12,6 +14,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -27,27 +30,27 @@ var customVerbs = []string{"delete", "deletecollection", "get", "list", "patch",
 //
 // Only an established CRD has served versions. Its names are the accepted names. A CRD that is not established has
 // the names in its spec.
-func FromCRD(r *storage.Record) *Definition {
+func FromCRD(r *storage.Record) *resource.Definition {
 	js := r.Value
 	h := readCRDHeader(js)
 	if h.group == "" || h.names.Plural == "" {
 		return nil
 	}
-	d := &Definition{
+	d := &resource.Definition{
 		Group:        h.group,
 		Names:        h.names,
 		Namespaced:   h.namespaced,
 		Prefix:       "/registry/" + h.group + "/" + h.names.Plural + "/",
 		Verbs:        customVerbs,
-		Routing:      HandlerPerKind,
+		Routing:      resource.HandlerPerKind,
 		Unstructured: true,
 		Terminating:  h.terminating,
-		Custom: &Custom{
+		Custom: &resource.Custom{
 			Key: r.Key, Revision: r.Modified,
 			Migrating:             h.migrating,
 			ConversionUnavailable: h.unreachable, PreserveUnknownFields: h.preserve, Conversion: h.conversion(),
 			SpecHash: sync.OnceValue(func() uint64 { return specHash(js, h.declared) }),
-			accepted: h.accepted,
+			Accepted: h.accepted,
 		},
 	}
 	if h.established && h.accepted.Plural == h.names.Plural && h.accepted.Kind != "" {
@@ -63,7 +66,7 @@ func FromCRD(r *storage.Record) *Definition {
 	if d.Storage == nil {
 		return nil
 	}
-	slices.SortStableFunc(d.Versions, func(a, b *Version) int {
+	slices.SortStableFunc(d.Versions, func(a, b *resource.Version) int {
 		return version.CompareKubeAwareVersionStrings(b.GroupVersion.Version, a.GroupVersion.Version)
 	})
 	return d
@@ -76,8 +79,8 @@ func specHash(crd []byte, declared string) uint64 {
 	return maphash.Bytes(specSeed, spec) ^ maphash.String(specSeed, declared)
 }
 
-func (h *crdHeader) version(d *Definition, vh *versionHeader) *Version {
-	v := &Version{
+func (h *crdHeader) version(d *resource.Definition, vh *versionHeader) *resource.Version {
+	v := &resource.Version{
 		Definition:   d,
 		GroupVersion: schema.GroupVersion{Group: h.group, Version: vh.name},
 		APIVersion:   h.group + "/" + vh.name,
@@ -94,18 +97,18 @@ func (h *crdHeader) version(d *Definition, vh *versionHeader) *Version {
 		}
 	}
 	if len(vh.columns) > 0 {
-		v.Columns = compileColumns(vh.columns)
+		v.Columns = CompileColumns(vh.columns)
 	}
 	for _, path := range vh.selectable {
-		field := SelectableField{Name: strings.TrimPrefix(path, "."), Path: fieldNames(path)}
+		field := resource.SelectableField{Name: strings.TrimPrefix(path, "."), Path: fieldNames(path)}
 		v.SelectableFields = append(v.SelectableFields, field)
 	}
-	v.setSchemas(vh.schema, h.preserve)
+	setSchemas(v, vh.schema, h.preserve)
 	return v
 }
 
 // setSchemas sets the functions that compile the schema on first use. raw points into the record.
-func (v *Version) setSchemas(raw string, preserveUnknownFields bool) {
+func setSchemas(v *resource.Version, raw string, preserveUnknownFields bool) {
 	v.OpenAPIV3Schema = func() []byte {
 		if raw == "" {
 			return nil

@@ -1,4 +1,4 @@
-package resource
+package catalog
 
 import (
 	"cmp"
@@ -9,12 +9,14 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // group holds the kinds that are served in one API group. It is immutable once it is in a catalog.
 type group struct {
 	name  string
-	kinds byName[*Definition] // by plural
+	kinds byName[*resource.Definition] // by plural
 	// aggregated holds the versions that other servers serve, by name.
 	aggregated []*APIService
 
@@ -26,7 +28,7 @@ type group struct {
 // the first call.
 func (g *group) discovery() *Group {
 	g.once.Do(func() {
-		out := &Group{Name: g.name, Resources: map[string][]*Version{}, Aggregated: g.aggregated}
+		out := &Group{Name: g.name, Resources: map[string][]*resource.Version{}, Aggregated: g.aggregated}
 		priority := map[string]int{} // by version
 		for _, d := range g.kinds {
 			for _, v := range d.value.Versions {

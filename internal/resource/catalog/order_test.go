@@ -1,4 +1,4 @@
-package resource
+package catalog
 
 import (
 	"fmt"
@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/version"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -51,7 +52,7 @@ func crdJSON(versions string) []byte {
 
 // orderOf compiles a CRD with the named versions. It returns the order of the versions in its Definition, and its group
 // in discovery.
-func orderOf(t *testing.T, names []string) (definition []string, group *Group) {
+func orderOf(t *testing.T, names []string) (ordered []string, group *Group) {
 	t.Helper()
 	var versions []string
 	for i, name := range names {
@@ -63,13 +64,13 @@ func orderOf(t *testing.T, names []string) (definition []string, group *Group) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &storage.Record{Key: CRDPrefix + "as.example.com", Modified: 1, Value: object.Pack(tree, 0).JSON()}
-	d := FromCRD(r)
+	r := &storage.Record{Key: definition.CRDPrefix + "as.example.com", Modified: 1, Value: object.Pack(tree, 0).JSON()}
+	d := definition.FromCRD(r)
 	for _, v := range d.Versions {
-		definition = append(definition, v.GroupVersion.Version)
+		ordered = append(ordered, v.GroupVersion.Version)
 	}
 	c := newCatalog(nil).withChanges([]*storage.Event{{Key: r.Key, Revision: 1, Record: r}})
-	return definition, c.groups[0].value.discovery()
+	return ordered, c.groups[0].value.discovery()
 }
 
 // TestDocumentedVersionOrder checks the documented order of versions, whatever their order in the CRD.
@@ -172,9 +173,8 @@ func TestDefaultDeprecationText(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := FromCRD(
-			&storage.Record{Key: CRDPrefix + "as.example.com", Modified: 1, Value: object.Pack(tree, 0).JSON()},
-		)
+		d := definition.FromCRD(&storage.Record{Key: definition.CRDPrefix + "as.example.com", Modified: 1,
+			Value: object.Pack(tree, 0).JSON()})
 		for _, v := range d.Versions {
 			if v.GroupVersion.Version == "v1beta1" && (!v.Deprecated || v.DeprecationWarning != c.want) {
 				t.Errorf("%s: got warning %q, want %q", c.versions, v.DeprecationWarning, c.want)

@@ -1,10 +1,11 @@
-package resource
+package catalog
 
 import (
 	"fmt"
 	"slices"
 	"testing"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -37,7 +38,7 @@ func BenchmarkFromCRD53KiB(b *testing.B) {
 	b.SetBytes(int64(len(r.Value)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if FromCRD(r) == nil {
+		if definition.FromCRD(r) == nil {
 			b.Fatal("FromCRD returned nil")
 		}
 	}
@@ -87,7 +88,7 @@ func BenchmarkCompileSchema53KiB(b *testing.B) {
 	r := bigCRD("bigs", 53<<10)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := FromCRD(r).Storage.Schema(); err != nil {
+		if _, err := definition.FromCRD(r).Storage.Schema(); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -97,7 +98,7 @@ func BenchmarkParseable53KiB(b *testing.B) {
 	r := bigCRD("bigs", 53<<10)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := FromCRD(r).Storage.Parseable(); err != nil {
+		if _, err := definition.FromCRD(r).Storage.Parseable(); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package resource
+package catalog
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
+	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -36,7 +38,7 @@ type waiter struct {
 
 // NewLive returns a Live for a store. It has only the built-in kinds until Follow runs. The built-in kinds may
 // retain the Live and call it later.
-func NewLive(store storage.Store, builtins func(*Live) []*Definition) *Live {
+func NewLive(store storage.Store, builtins func(*Live) []*resource.Definition) *Live {
 	l := &Live{store: store, trigger: make(chan struct{}, 1)}
 	l.builtin = newCatalog(builtins(l))
 	l.catalog.Store(l.builtin)
@@ -143,7 +145,8 @@ func (l *Live) publish(c *Catalog, revision int64) {
 func (l *Live) Follow(ctx context.Context) error {
 	for {
 		snapshot := l.store.Head()
-		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, ""), l.apiServices(snapshot)), snapshot.Revision())
+		crds := snapshot.Walk(definition.CRDPrefix, "")
+		l.publish(l.builtin.withRecords(crds, l.apiServices(snapshot)), snapshot.Revision())
 		l.notify(nil)
 		err := l.follow(ctx, snapshot.Revision())
 		if !storage.MissedEvents(err) {
@@ -180,7 +183,7 @@ func (l *Live) watch(ctx context.Context, prefix string, after int64) (*watchedP
 }
 
 func (l *Live) follow(ctx context.Context, after int64) error {
-	crds, err := l.watch(ctx, CRDPrefix, after)
+	crds, err := l.watch(ctx, definition.CRDPrefix, after)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package resource
+package definition
 
 import (
 	"maps"
@@ -10,30 +10,31 @@ import (
 	"k8s.io/client-go/util/jsonpath"
 
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// printerColumn is an entry of additionalPrinterColumns in a CRD.
-type printerColumn struct {
-	name, typ, format, description, jsonPath string
+// PrinterColumn is an entry of additionalPrinterColumns in a CRD.
+type PrinterColumn struct {
+	Name, Typ, format, description, JsonPath string
 	priority                                 int32
 }
 
-func readPrinterColumns(c *object.Cursor) []printerColumn {
-	var all []printerColumn
+func readPrinterColumns(c *object.Cursor) []PrinterColumn {
+	var all []PrinterColumn
 	c.Elements(func(int) {
-		var p printerColumn
+		var p PrinterColumn
 		c.Members(func(key string) {
 			switch key {
 			case "name":
-				p.name = c.Text()
+				p.Name = c.Text()
 			case "type":
-				p.typ = c.Text()
+				p.Typ = c.Text()
 			case "format":
 				p.format = c.Text()
 			case "description":
 				p.description = c.Text()
 			case "jsonPath":
-				p.jsonPath = c.Text()
+				p.JsonPath = c.Text()
 			case "priority":
 				p.priority = int32(c.Int())
 			}
@@ -44,25 +45,27 @@ func readPrinterColumns(c *object.Cursor) []printerColumn {
 }
 
 // defaultColumns returns the columns of a version that specifies none. They are shared.
-var defaultColumns = sync.OnceValue(func() []Column { return []Column{NameColumn(), AgeColumn("date")} })
+var defaultColumns = sync.OnceValue(func() []resource.Column {
+	return []resource.Column{resource.NameColumn(), resource.AgeColumn("date")}
+})
 
-// compileColumns compiles columns and adds the name column in front. If a JSONPath is invalid, it omits this column
+// CompileColumns compiles columns and adds the name column in front. If a JSONPath is invalid, it omits this column
 // and all later columns, as upstream does.
-func compileColumns(printers []printerColumn) []Column {
-	all := make([]Column, 1, len(printers)+1)
-	all[0] = NameColumn()
+func CompileColumns(printers []PrinterColumn) []resource.Column {
+	all := make([]resource.Column, 1, len(printers)+1)
+	all[0] = resource.NameColumn()
 	for _, p := range printers {
-		col := Column{
-			Name: p.name, Type: p.typ, Format: p.format, Description: p.description, Priority: p.priority,
-			Age: p.typ == "date",
+		col := resource.Column{
+			Name: p.Name, Type: p.Typ, Format: p.format, Description: p.description, Priority: p.priority,
+			Age: p.Typ == "date",
 		}
 		if col.Description == "" {
-			col.Description = "Custom resource definition column (in JSONPath format): " + p.jsonPath
+			col.Description = "Custom resource definition column (in JSONPath format): " + p.JsonPath
 		}
-		if path, ok := parsePlainPath(p.jsonPath); ok && storedAsServed(path) {
+		if path, ok := parsePlainPath(p.JsonPath); ok && storedAsServed(path) {
 			col.Path = path
-		} else if cell := newPathCell(p); cell != nil {
-			col.Cell = cell.value
+		} else if cell := NewPathCell(p); cell != nil {
+			col.Cell = cell.Value
 		} else {
 			break
 		}
@@ -115,7 +118,7 @@ func parsePlainPath(s string) ([]string, bool) {
 
 // pathCell computes a column's cells by a JSONPath. The JSONPath is compiled when the first cell is requested.
 type pathCell struct {
-	column   Column
+	column   resource.Column
 	jsonPath string
 
 	mu    sync.Mutex           // protects paths, which have state during an evaluation
@@ -123,11 +126,11 @@ type pathCell struct {
 	bad   bool
 }
 
-// newPathCell returns nil if the JSONPath is invalid. A JSONPath that matches wellFormedPath is valid, and is
+// NewPathCell returns nil if the JSONPath is invalid. A JSONPath that matches wellFormedPath is valid, and is
 // compiled on first use. Other JSONPaths are rare and are compiled immediately.
-func newPathCell(p printerColumn) *pathCell {
-	cell := &pathCell{column: Column{Type: p.typ}, jsonPath: p.jsonPath}
-	if !wellFormedPath().MatchString(p.jsonPath) && !cell.compile() {
+func NewPathCell(p PrinterColumn) *pathCell {
+	cell := &pathCell{column: resource.Column{Type: p.Typ}, jsonPath: p.JsonPath}
+	if !wellFormedPath().MatchString(p.JsonPath) && !cell.compile() {
 		return nil
 	}
 	return cell
@@ -175,7 +178,7 @@ func splitAtWildcards(path string) (parts []string) {
 	return append(parts, path[start:])
 }
 
-func (p *pathCell) value(t object.Tree) any {
+func (p *pathCell) Value(t object.Tree) any {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.compile() {

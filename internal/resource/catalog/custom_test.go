@@ -1,4 +1,4 @@
-package resource
+package catalog
 
 import (
 	"context"
@@ -13,12 +13,15 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 func record(crd object.Tree, revision int64) *storage.Record {
-	return &storage.Record{Key: CRDPrefix + object.Name(crd), Value: object.Pack(crd, 0).JSON(), Modified: revision}
+	return &storage.Record{Key: definition.CRDPrefix + object.Name(crd), Value: object.Pack(crd, 0).JSON(),
+		Modified: revision}
 }
 
 func versionsOf(crd object.Tree, versions ...object.Tree) object.Tree {
@@ -47,7 +50,7 @@ func TestDefinitionFromCRD(t *testing.T) {
 				"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas",
 				"labelSelectorPath": ".status.selector"}}},
 		object.Tree{"name": "v2", "served": false, "storage": false})
-	d := FromCRD(record(crd, 7))
+	d := definition.FromCRD(record(crd, 7))
 	if d.Prefix != "/registry/stable.example.com/crontabs/" || d.Key("ns", "a") != d.Prefix+"ns/a" ||
 		!d.Namespaced || d.Custom.Revision != 7 {
 		t.Errorf("got definition %+v", d)
@@ -60,14 +63,14 @@ func TestDefinitionFromCRD(t *testing.T) {
 		t.Errorf("got versions %v, want %v", order, want)
 	}
 	v1, beta, alpha := d.Versions[1], d.Versions[2], d.Versions[3]
-	scale := &Scale{
+	scale := &resource.Scale{
 		SpecReplicas: []string{"spec", "replicas"}, StatusReplicas: []string{"status", "replicas"},
 		LabelSelector: []string{"status", "selector"}, ByPath: true,
 	}
 	if d.Storage != v1 || !v1.Status || !reflect.DeepEqual(v1.Scale, scale) {
 		t.Errorf("got v1 %+v", v1)
 	}
-	fields := []SelectableField{{Name: "spec.color", Path: []string{"spec", "color"}}}
+	fields := []resource.SelectableField{{Name: "spec.color", Path: []string{"spec", "color"}}}
 	if !reflect.DeepEqual(v1.SelectableFields, fields) {
 		t.Errorf("got selectable fields %v", v1.SelectableFields)
 	}
@@ -91,7 +94,7 @@ func TestDefinitionFromCRD(t *testing.T) {
 //
 // CRD-021
 func TestDefaultColumns(t *testing.T) {
-	d := FromCRD(record(crdTree("example.com", "oxen", "Ox"), 1))
+	d := definition.FromCRD(record(crdTree("example.com", "oxen", "Ox"), 1))
 	var got []string
 	for _, c := range d.Storage.Columns {
 		got = append(got, fmt.Sprint(c.Name, " ", c.Type, " ", c.Path, " ", c.Age))
@@ -150,15 +153,15 @@ func TestOnlyEstablishedIsServed(t *testing.T) {
 //
 // CRD-016, CRD-049
 func TestGroups(t *testing.T) {
-	builtin := func(group, version, plural string) *Definition {
-		d := &Definition{Group: group, Names: Names{Plural: plural, Kind: plural}}
-		d.Storage = &Version{
+	builtin := func(group, version, plural string) *resource.Definition {
+		d := &resource.Definition{Group: group, Names: resource.Names{Plural: plural, Kind: plural}}
+		d.Storage = &resource.Version{
 			Definition: d, GroupVersion: schema.GroupVersion{Group: group, Version: version}, Served: true,
 		}
-		d.Versions = []*Version{d.Storage}
+		d.Versions = []*resource.Version{d.Storage}
 		return d
 	}
-	base := newCatalog([]*Definition{
+	base := newCatalog([]*resource.Definition{
 		builtin("coordination.k8s.io", "v1", "leases"),
 		builtin("", "v1", "pods"),
 		builtin("events.k8s.io", "v1", "events"),
@@ -220,9 +223,9 @@ func TestWildcardOrder(t *testing.T) {
 		".spec.m.*": "1", ".spec.m[*]": nil, ".spec.n.*.v": "k", ".spec.l[*].*": "x", ".spec.*.v": nil,
 		".spec.e.*": nil, ".spec.*.*.w": "none", ".spec.none.*": nil,
 	} {
-		cell := newPathCell(printerColumn{name: "C", typ: "string", jsonPath: path})
+		cell := definition.NewPathCell(definition.PrinterColumn{Name: "C", Typ: "string", JsonPath: path})
 		for range 20 {
-			if got := cell.value(tree); got != want {
+			if got := cell.Value(tree); got != want {
 				t.Fatalf("%s: got %v, want %v", path, got, want)
 			}
 		}
@@ -252,8 +255,8 @@ func TestColumnsAgainstUpstream(t *testing.T) {
 	}, "status": object.Tree{"conditions": []any{object.Tree{"type": "Ready", "status": "True"}}}}
 	for _, typ := range []string{"string", "integer", "number", "boolean", "date"} {
 		for _, path := range append(paths, broken...) {
-			after := printerColumn{name: "After", typ: "string", jsonPath: ".spec.a"}
-			got := compileColumns([]printerColumn{{name: "C", typ: typ, jsonPath: path}, after})
+			after := definition.PrinterColumn{Name: "After", Typ: "string", JsonPath: ".spec.a"}
+			got := definition.CompileColumns([]definition.PrinterColumn{{Name: "C", Typ: typ, JsonPath: path}, after})
 			table, err := tableconvertor.New([]apiextensionsv1.CustomResourceColumnDefinition{
 				{Name: "C", Type: typ, JSONPath: path}, {Name: "After", Type: "string", JSONPath: ".spec.a"},
 			})
@@ -286,7 +289,7 @@ func TestColumnsAgainstUpstream(t *testing.T) {
 }
 
 // cell returns the cell of a column for t.
-func cell(c *Column, t object.Tree) any {
+func cell(c *resource.Column, t object.Tree) any {
 	if c.Cell != nil {
 		return c.Cell(t)
 	}
@@ -311,7 +314,7 @@ func FuzzFromCRD(f *testing.F) {
 		if err != nil {
 			return
 		}
-		d := FromCRD(record(tree, 1))
+		d := definition.FromCRD(record(tree, 1))
 		if d == nil {
 			return
 		}
