@@ -86,7 +86,7 @@ func New(c Config) *Server {
 	}
 	s.metrics = metrics.New(c.Engine, &s.inflight, c.Gauges, collectors...)
 	s.filters = &filters.Filters{
-		Engine: c.Engine, Live: c.Engine.Live, Authenticator: c.Authenticator, Authorizer: c.Authorizer,
+		Engine: c.Engine, Authenticator: c.Authenticator, Authorizer: c.Authorizer,
 		Fairness: c.Fairness, Auditing: c.Audit, EnableCBOR: c.EnableCBOR, Serving: s.serving,
 		Impersonator: filters.Impersonator(c.Authorizer),
 	}

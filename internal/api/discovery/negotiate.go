@@ -1,8 +1,6 @@
 package discovery
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -12,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/trellis-k8s/trellis/internal/api/encoding"
 )
 
 // codecs encode objects as JSON, YAML and protobuf, without a version conversion.
@@ -86,19 +86,13 @@ func serveNotFound(w http.ResponseWriter) {
 
 // serveError writes the Status of an error.
 func serveError(w http.ResponseWriter, mediaType string, err error) {
-	var withStatus apierrors.APIStatus
-	if !errors.As(err, &withStatus) {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	status := withStatus.Status()
-	status.Kind, status.APIVersion = "Status", "v1"
-	body, err := json.MarshalIndent(status, "", "  ")
+	status, m := encoding.StatusOf(err), encoding.Media{Pretty: true}
+	body, err := m.EncodeStatus(status)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", mediaType)
 	w.WriteHeader(int(status.Code))
-	w.Write(append(body, '\n'))
+	w.Write(body)
 }

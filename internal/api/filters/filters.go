@@ -19,13 +19,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 	"github.com/trellis-k8s/trellis/internal/api/request"
 	"github.com/trellis-k8s/trellis/internal/engine"
-	"github.com/trellis-k8s/trellis/internal/resource/catalog"
 )
 
 // Filters are the steps of a request from its first byte to the routing.
 type Filters struct {
 	Engine        *engine.Engine
-	Live          *catalog.Live
 	Authenticator *access.Authenticator
 	Authorizer    access.Authorizer
 	Fairness      *flowcontrol.Controller // API Priority and Fairness; nil admits every request

@@ -22,7 +22,7 @@ func (f *Filters) Route(q *request.Request) bool {
 		q.Service = f.aggregatedService(q)
 		return true
 	}
-	q.Kind, q.Service = f.Live.Load().Route(q.Group, q.Version, q.Plural)
+	q.Kind, q.Service = f.Engine.Live.Load().Route(q.Group, q.Version, q.Plural)
 	if q.Kind == nil && q.Service == nil {
 		if err := f.awaitCatalog(q); err != nil {
 			q.Fail(err)
@@ -33,7 +33,7 @@ func (f *Filters) Route(q *request.Request) bool {
 		return true
 	}
 	if q.Kind == nil || q.Invalid || q.HasSubpath && !acceptsSubpath(q) {
-		q.Fail(q.NotFound(f.Live.Load()))
+		q.Fail(q.NotFound(f.Engine.Live.Load()))
 		return false
 	}
 	known := factsOf(q)
@@ -42,7 +42,7 @@ func (f *Filters) Route(q *request.Request) bool {
 		q.Warn(q.Kind.DeprecationWarning)
 	}
 	if err == request.ErrNoHandler {
-		err = q.NotFound(f.Live.Load())
+		err = q.NotFound(f.Engine.Live.Load())
 	}
 	if err != nil {
 		q.Fail(err)
@@ -239,6 +239,6 @@ func (f *Filters) aggregatedService(q *request.Request) *catalog.APIService {
 	case len(parts) != 3 || parts[1] != "api":
 		return nil
 	}
-	_, aggregated := f.Live.Load().Route(group, parts[len(parts)-1], "")
+	_, aggregated := f.Engine.Live.Load().Route(group, parts[len(parts)-1], "")
 	return aggregated
 }

@@ -21,17 +21,6 @@ type conversions struct {
 	crds map[string]struct{} // CRDs that have metrics in byCRD
 }
 
-// observe records the duration of a call. It ignores a call for a CRD that is no longer served.
-func (m *conversions) observe(live *catalog.Live, c conversion.Call, seconds float64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !isServed(live.Load(), c.CRD) {
-		return
-	}
-	m.crds[c.CRD] = struct{}{}
-	m.byCRD.WithLabelValues(c.CRD, c.From, c.To, strconv.FormatBool(c.Failure == "")).Observe(seconds)
-}
-
 // prune removes the metrics of CRDs that are not in the catalog c.
 func (m *conversions) prune(c *catalog.Catalog) {
 	m.mu.Lock()
@@ -69,14 +58,18 @@ func newConversions() *conversions {
 	}
 }
 
-// ObserveConversion records a call to a conversion webhook.
+// ObserveConversion records a call to a conversion webhook. The metrics by CRD exclude a CRD that is no longer served.
 func (m *Metrics) ObserveConversion(c conversion.Call) {
-	result := "success"
+	all, result, seconds := m.conversions, "success", c.Duration.Seconds()
 	if c.Failure != "" {
 		result = "failure"
 	}
-	seconds := c.Duration.Seconds()
-	m.conversions.observe(m.live, c, seconds)
-	m.conversions.byResult.WithLabelValues(result, c.Failure).Observe(seconds)
-	m.conversions.requests.WithLabelValues(result, c.Failure).Inc()
+	all.byResult.WithLabelValues(result, c.Failure).Observe(seconds)
+	all.requests.WithLabelValues(result, c.Failure).Inc()
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if isServed(m.live.Load(), c.CRD) {
+		all.crds[c.CRD] = struct{}{}
+		all.byCRD.WithLabelValues(c.CRD, c.From, c.To, strconv.FormatBool(c.Failure == "")).Observe(seconds)
+	}
 }

@@ -292,14 +292,13 @@ func (k *seriesKey) verbLabel() string {
 }
 
 func (k *seriesKey) scope() string {
-	p := request.Path{Verb: k.verb, Resource: true}
-	if k.named {
-		p.Name = "x"
+	switch {
+	case k.named || k.verb == request.VerbCreate:
+		return "resource"
+	case k.namespaced:
+		return "namespace"
 	}
-	if k.namespaced {
-		p.Namespace = "x"
-	}
-	return p.Scope()
+	return "cluster"
 }
 
 // CountWatch counts a watch that has started and returns the counter of its events. The caller calls done when

@@ -115,16 +115,3 @@ func (p *Path) parseResource(method string, parts []string) {
 		p.Verb = VerbDeleteCollection
 	}
 }
-
-// Scope returns the value of the label scope in the metrics.
-func (p *Path) Scope() string {
-	switch {
-	case p.Name != "" || p.Verb == VerbCreate:
-		return "resource"
-	case p.Namespace != "":
-		return "namespace"
-	case p.Resource:
-		return "cluster"
-	}
-	return ""
-}

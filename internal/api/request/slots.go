@@ -41,7 +41,7 @@ func (q *Request) TakeSlot(memory int) error {
 	case errors.Is(err, compute.ErrTooMany):
 		return TooManyExpensive()
 	case err != nil:
-		return slotUnavailable()
+		return unavailable("the server is busy with other expensive requests, please try again")
 	}
 	return nil
 }
@@ -75,9 +75,4 @@ func (u pausingWriter) Write(p []byte) (int, error) {
 // TooManyExpensive returns the 429 for a request of the user whose waiting requests take the most memory.
 func TooManyExpensive() error {
 	return apierrors.NewTooManyRequests("too many expensive requests are waiting, please try again later", retryAfter)
-}
-
-// slotUnavailable returns the 503 for an expensive request that got no slot before its deadline.
-func slotUnavailable() error {
-	return unavailable("the server is busy with other expensive requests, please try again")
 }
