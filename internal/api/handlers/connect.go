@@ -24,7 +24,7 @@ func (q call) connect(c *resource.Connect) error {
 	defer q.Metrics.CountLongRunning(q.Request).Running.Dec()
 	handler, err := q.connectHandler(c)
 	if err == nil {
-		handler.ServeHTTP(q.Recorder(), q.R)
+		handler.ServeHTTP(q.Recorder(nil), q.R)
 	}
 	return err
 }

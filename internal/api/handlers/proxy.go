@@ -15,25 +15,28 @@ import (
 func (q call) proxy(service *catalog.APIService) {
 	q.Slot.Release() // the other API server does the work
 	if q.Aggregator == nil {
-		http.Error(q.Recorder(), "service unavailable", http.StatusServiceUnavailable)
+		http.Error(q.Recorder(nil), "service unavailable", http.StatusServiceUnavailable)
 		return
 	}
 	growStackForProxy(0)
+	var end, onUpgrade func()
 	stream := q.IsLongRunning()
 	if stream {
-		defer q.startLongRunning()()
+		end = q.startLongRunning()
 	} else {
-		defer q.startShort()()
+		end, onUpgrade = q.startShort()
 	}
-	w, a := q.Recorder(), q.Aggregator
+	defer end()
+	w, a := q.Recorder(onUpgrade), q.Aggregator
 	if !a.ServeHTTP(w, q.R, service, q.Attributes.User, stream) {
 		q.Metrics.CountTermination(q.Request, a.Discovery(service))
 	}
 }
 
 // startShort sets the deadline of a request that is not long-running. The request becomes long-running if its
-// connection is upgraded before the deadline. The caller calls end after the response.
-func (q call) startShort() (end func()) {
+// connection is upgraded before the deadline. The caller calls end after the response, and onUpgrade, unless it is nil,
+// when the connection is upgraded.
+func (q call) startShort() (end, onUpgrade func()) {
 	uncount := func() {}
 	if m := q.Metrics; q.Verb != request.VerbGet && q.Verb != request.VerbList {
 		m.Mutating.Add(1)
@@ -42,18 +45,18 @@ func (q call) startShort() (end func()) {
 	limited, stop := context.WithDeadline(q.R.Context(), q.Began.Add(q.Timeout))
 	if !proxy.IsUpgrade(q.R) {
 		q.R = q.R.WithContext(limited)
-		return func() { stop(); uncount() }
+		return func() { stop(); uncount() }, nil
 	}
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(limited))
 	stopDeadline := context.AfterFunc(limited, func() { cancel(context.Cause(limited)) })
 	q.R = q.R.WithContext(ctx)
-	q.OnUpgrade = func() {
+	onUpgrade = func() {
 		if stopDeadline() { // otherwise the deadline expired first
 			uncount()
 			uncount = q.becomeLongRunning(func() { cancel(nil) })
 		}
 	}
-	return func() { stop(); cancel(nil); uncount() }
+	return func() { stop(); cancel(nil); uncount() }, onUpgrade
 }
 
 // startLongRunning removes the deadline of a request. The request lasts until the client or the target ends it,

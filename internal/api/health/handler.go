@@ -36,7 +36,7 @@ type Handler struct {
 
 // Serve serves one request.
 func (n *Handler) Serve(q *request.Request) {
-	w := q.Recorder()
+	w := q.Recorder(nil)
 	p, _ := strings.CutSuffix(q.R.URL.Path, "/")
 	first, _, _ := strings.Cut(strings.TrimPrefix(p, "/"), "/")
 	issuer := (q.R.URL.Path == access.ConfigurationPath || q.R.URL.Path == access.KeysPath) &&

@@ -7,13 +7,17 @@ import (
 	"net/http"
 )
 
-// Recorder returns a ResponseWriter for another handler. It records the status and the size of the response.
-func (q *Request) Recorder() http.ResponseWriter { return &responseRecorder{q.W, q} }
+// Recorder returns a ResponseWriter for another handler. It records the status and the size of the response. It calls
+// onUpgrade when the connection is upgraded, unless onUpgrade is nil.
+func (q *Request) Recorder(onUpgrade func()) http.ResponseWriter {
+	return &responseRecorder{q.W, q, onUpgrade}
+}
 
 // responseRecorder records the status and the size of a response that another handler writes.
 type responseRecorder struct {
 	http.ResponseWriter
-	request *Request
+	request   *Request
+	onUpgrade func()
 }
 
 // WriteHeader implements http.ResponseWriter.
@@ -37,8 +41,8 @@ func (o *responseRecorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, buffered, err := http.NewResponseController(o.ResponseWriter).Hijack()
 	if err == nil {
 		o.request.Status = http.StatusSwitchingProtocols
-		if o.request.OnUpgrade != nil {
-			o.request.OnUpgrade()
+		if o.onUpgrade != nil {
+			o.onUpgrade()
 		}
 		o.request.AuditStart()
 		// Close the connection when the request ends.

@@ -45,7 +45,6 @@ type Request struct {
 	Trace       *trace.Trace                // set for a traced dry run; otherwise nil
 	Capture     func(code int, body []byte) // receives the response of a traced dry run
 	Seat        flowcontrol.Seat            // seat of API Priority and Fairness, if the request holds one
-	OnUpgrade   func()                      // called when an upgrade request is upgraded; nil for other requests
 	warnings
 
 	Began           time.Time

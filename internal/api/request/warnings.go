@@ -16,7 +16,7 @@ const (
 // warnings are the Warning headers of a response (RFC 7234, section 5.5).
 type warnings struct {
 	texts      []string
-	runes      int
+	runes      int32 // small, so that a Request has no unused memory
 	shortening bool
 }
 
@@ -41,7 +41,7 @@ func (q *Request) Warn(text string) {
 		}
 	}
 	w.texts = append(w.texts, text)
-	if w.shortening || w.runes+utf8.RuneCountInString(text) <= maxWarningRunes {
+	if w.shortening || int(w.runes)+utf8.RuneCountInString(text) <= maxWarningRunes {
 		q.addWarning(text)
 		return
 	}
@@ -62,6 +62,6 @@ func (q *Request) addWarning(text string) {
 	if err != nil {
 		return // the text is not printable and cannot be in a header
 	}
-	w.runes += n
+	w.runes += int32(n)
 	q.W.Header().Add("Warning", header)
 }
