@@ -45,11 +45,12 @@ type Request struct {
 	// PluginState holds data that plugins store between calls, in this attempt and later ones. The key is the plugin's
 	// name. It may be nil.
 	PluginState map[string]any
-	Write       // nil in calls of Plugin.Handles
+	Objects     // nil in calls of Plugin.Handles
+	Reporter    // nil in calls of Plugin.Handles
 }
 
-// Write gives plugins access to the objects of a write, and to its trace, audit record and response.
-type Write interface {
+// Objects gives plugins access to the objects of a write.
+type Objects interface {
 	// New returns the new object at a version of its kind, or nil for a deletion. The caller may modify the tree.
 	New(ctx context.Context, at *resource.Version) (object.Tree, error)
 	// Old returns the stored object, or nil for a creation. The caller may modify the tree.
@@ -68,6 +69,10 @@ type Write interface {
 	Read(d *resource.Definition, namespace, name string) *object.Meta
 	// Options returns the CreateOptions, UpdateOptions or DeleteOptions of meta/v1, or nil.
 	Options() runtime.Object
+}
+
+// Reporter gives plugins access to the trace, the audit record and the response of a write.
+type Reporter interface {
 	// Step begins a step of a plugin in the trace of the write, such as a call of a webhook. The returned function ends
 	// the step. Its argument is the error with which the step rejects the write, or nil.
 	Step(name string) func(error)

@@ -163,12 +163,16 @@ func customRequest() *admission.Request {
 	}
 	return &admission.Request{
 		Operation: admission.Create, User: &user.DefaultInfo{Name: "jane", Groups: []string{user.AllAuthenticated}},
-		Version: v, Resource: gvr, Namespace: "default", Name: "w", Write: noopWrite{},
+		Version: v, Resource: gvr, Namespace: "default", Name: "w",
+		Objects: noopWrite{}, Reporter: noopWrite{},
 	}
 }
 
 // noopWrite is a write whose object no plugin replaces.
-type noopWrite struct{ admission.Write }
+type noopWrite struct {
+	admission.Objects
+	admission.Reporter
+}
 
 func (noopWrite) Replaced() int { return 0 }
 

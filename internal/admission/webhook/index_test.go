@@ -191,7 +191,10 @@ func BenchmarkHandles(b *testing.B) {
 }
 
 // noopWrite is a write of an empty object without options.
-type noopWrite struct{ admission.Write }
+type noopWrite struct {
+	admission.Objects
+	admission.Reporter
+}
 
 func (noopWrite) New(context.Context, *resource.Version) (object.Tree, error) {
 	return object.Tree{}, nil
@@ -206,7 +209,7 @@ func TestDryRunWithSideEffects(t *testing.T) {
 	for _, effects := range []string{`,"sideEffects":"Some"`, `,"sideEffects":"Unknown"`, ""} {
 		s.put("a", hookJSON("x", "CREATE", "g", "things", effects))
 		r := newRequest("CREATE", "g", "things", "")
-		r.DryRun, r.Write = true, noopWrite{}
+		r.DryRun, r.Objects, r.Reporter = true, noopWrite{}, noopWrite{}
 		review, err := (&plugin{}).newReviewRequest(t.Context(), r)
 		if err != nil {
 			t.Fatal(err)

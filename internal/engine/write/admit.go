@@ -104,7 +104,8 @@ func (w *write) admissionRequest() *admission.Request {
 		User:        w.Caller.User,
 		DryRun:      w.Caller.DryRun,
 		PluginState: w.admission.request.PluginState,
-		Write:       pluginWrite{w},
+		Objects:     pluginWrite{w},
+		Reporter:    pluginWrite{w},
 	}
 	if w.admission.request.Name == "" {
 		w.admission.request.Name = object.Name(w.Desired)
@@ -124,77 +125,76 @@ func resourceOf(t verb.Target) schema.GroupVersionResource {
 	return t.Version.GroupVersion.WithResource(t.Version.Definition.Names.Plural)
 }
 
-// pluginWrite implements admission.Write for w.
-type pluginWrite struct{ w *write }
+// pluginWrite implements admission.Objects and admission.Reporter.
+type pluginWrite struct{ *write }
 
-// New implements admission.Write.
+// New implements admission.Objects.
 func (a pluginWrite) New(ctx context.Context, at *resource.Version) (object.Tree, error) {
-	if err := a.w.applyPluginObject(); err != nil {
+	if err := a.applyPluginObject(); err != nil {
 		return nil, err
 	}
-	t := a.w.Desired
+	t := a.Desired
 	switch {
-	case a.w.Obj != nil:
-		t = a.w.Obj
+	case a.Obj != nil:
+		t = a.Obj
 	case at == scales.Version:
-		return object.Copy(a.w.scale.desired), nil
+		return object.Copy(a.scale.desired), nil
 	case t == nil:
 		return nil, nil
 	}
 	if at == scales.Version {
-		return a.w.asScale(t)
+		return a.asScale(t)
 	}
-	out, err := a.w.At(t, at)
+	out, err := a.At(t, at)
 	return object.Copy(out), err
 }
 
-// Old implements admission.Write.
+// Old implements admission.Objects.
 func (a pluginWrite) Old(ctx context.Context, at *resource.Version) (object.Tree, error) {
-	if a.w.Record == nil {
+	if a.Record == nil {
 		return nil, nil
 	}
 	if at == scales.Version {
-		if a.w.Obj != nil {
-			return a.w.asScale(a.w.Live)
+		if a.Obj != nil {
+			return a.asScale(a.Live)
 		}
-		return object.Copy(a.w.scale.live), nil
+		return object.Copy(a.scale.live), nil
 	}
-	if a.w.Live != nil && at == a.w.Version {
-		return object.Copy(a.w.Live), nil
+	if a.Live != nil && at == a.Version {
+		return object.Copy(a.Live), nil
 	}
-	return a.w.View.Other(at).Tree(ctx, record.Packed(a.w.Record), a.w.Record.Modified)
+	return a.View.Other(at).Tree(ctx, record.Packed(a.Record), a.Record.Modified)
 }
 
-// Replace implements admission.Write.
+// Replace implements admission.Objects.
 func (a pluginWrite) Replace(ctx context.Context, t object.Tree, at *resource.Version) (err error) {
-	a.w.replacements++
-	a.w.Typed.PluginObj, a.w.Typed.Decoded = nil, nil
+	a.replacements++
+	a.Typed.PluginObj, a.Typed.Decoded = nil, nil
 	if at == scales.Version {
-		a.w.Desired, err = a.w.withScale(t)
+		a.Desired, err = a.withScale(t)
 		return err
 	}
-	if t, _, err = strategy.RulesOf(at).Normalize(&a.w.Write, t, strategy.FromAdmission); err == nil {
-		a.w.Desired, err = a.w.At(t, a.w.Version)
+	if t, _, err = strategy.RulesOf(at).Normalize(&a.Write, t, strategy.FromAdmission); err == nil {
+		a.Desired, err = a.At(t, a.Version)
 	}
 	return err
 }
 
-// Replaced implements admission.Write.
-func (a pluginWrite) Replaced() int { return a.w.replacements }
+// Replaced implements admission.Objects.
+func (a pluginWrite) Replaced() int { return a.replacements }
 
-// Internal implements admission.Write.
+// Internal implements admission.Objects.
 func (a pluginWrite) Internal() (obj, old resource.Internal, err error) {
-	w := a.w
-	if w.Version.Type == nil || w.Version.Type.Internal == nil {
+	if a.Version.Type == nil || a.Version.Type.Internal == nil {
 		return nil, nil, nil
 	}
-	if old, err = w.oldInternal(); err != nil || w.Typed.Obj != nil || w.Desired == nil {
-		return w.Typed.Obj, old, err
+	if old, err = a.oldInternal(); err != nil || a.Typed.Obj != nil || a.Desired == nil {
+		return a.Typed.Obj, old, err
 	}
-	if w.Typed.PluginObj == nil {
-		w.Typed.PluginObj, err = w.DesiredInternal()
+	if a.Typed.PluginObj == nil {
+		a.Typed.PluginObj, err = a.DesiredInternal()
 	}
-	return w.Typed.PluginObj, old, err
+	return a.Typed.PluginObj, old, err
 }
 
 // oldInternal returns the live object in the internal form, or nil if it does not exist.
@@ -227,26 +227,26 @@ func (w *write) applyPluginObject() error {
 	return nil
 }
 
-// Read implements admission.Write.
+// Read implements admission.Objects.
 func (a pluginWrite) Read(d *resource.Definition, namespace, name string) *object.Meta {
 	guard := storage.Guard{Key: d.Key(namespace, name)}
-	rec := a.w.head.Get(guard.Key)
+	rec := a.head.Get(guard.Key)
 	if rec != nil {
 		guard.Revision = rec.Modified
 	}
-	a.w.guards = append(a.w.guards, guard)
+	a.guards = append(a.guards, guard)
 	if rec == nil {
 		return nil
 	}
 	return record.MetadataOf(rec).Meta
 }
 
-// Options implements admission.Write. As in upstream, the type of the options depends on the operation and not on
+// Options implements admission.Objects. As in upstream, the type of the options depends on the operation and not on
 // the verb. For example, a patch that creates the object has CreateOptions.
 func (a pluginWrite) Options() runtime.Object {
 	var dryRun []string
 	var manager, validation string
-	switch o := a.w.Caller.Options.(type) {
+	switch o := a.Caller.Options.(type) {
 	case *metav1.PatchOptions:
 		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
 	case *metav1.UpdateOptions:
@@ -259,7 +259,7 @@ func (a pluginWrite) Options() runtime.Object {
 	default:
 		return o
 	}
-	if a.w.Op == admission.Create {
+	if a.Op == admission.Create {
 		of := metav1.TypeMeta{APIVersion: optionsVersion, Kind: "CreateOptions"}
 		return &metav1.CreateOptions{TypeMeta: of, DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
 	}
@@ -269,29 +269,29 @@ func (a pluginWrite) Options() runtime.Object {
 
 var optionsVersion = metav1.SchemeGroupVersion.String()
 
-// Warn implements admission.Write.
-func (a pluginWrite) Warn(text string) { a.w.Warn(text) }
+// Warn implements admission.Reporter.
+func (a pluginWrite) Warn(text string) { a.write.Warn(text) }
 
-// Annotate implements admission.Write.
+// Annotate implements admission.Reporter.
 func (a pluginWrite) Annotate(key, value string) {
-	if a.w.Caller.Annotate != nil {
-		a.w.Caller.Annotate(key, value)
+	if a.Caller.Annotate != nil {
+		a.Caller.Annotate(key, value)
 	}
 }
 
-// Step implements admission.Write.
-func (a pluginWrite) Step(name string) func(error) { return a.w.step(name) }
+// Step implements admission.Reporter.
+func (a pluginWrite) Step(name string) func(error) { return a.step(name) }
 
-// RecordStep implements admission.Write.
+// RecordStep implements admission.Reporter.
 func (a pluginWrite) RecordStep(name string, took time.Duration, err error, before, after object.Tree) {
-	a.w.Caller.Trace.Add(name, took, err, before, after)
+	a.Caller.Trace.Add(name, took, err, before, after)
 }
 
-// Traced implements admission.Write.
-func (a pluginWrite) Traced() bool { return a.w.Caller.Trace != nil }
+// Traced implements admission.Reporter.
+func (a pluginWrite) Traced() bool { return a.Caller.Trace != nil }
 
-// WillBlock implements admission.Write.
-func (a pluginWrite) WillBlock() { a.w.leaveQueue() }
+// WillBlock implements admission.Reporter.
+func (a pluginWrite) WillBlock() { a.leaveQueue() }
 
-// OnEnd implements admission.Write.
-func (a pluginWrite) OnEnd(do func()) { a.w.admission.afterAll = append(a.w.admission.afterAll, do) }
+// OnEnd implements admission.Reporter.
+func (a pluginWrite) OnEnd(do func()) { a.admission.afterAll = append(a.admission.afterAll, do) }
