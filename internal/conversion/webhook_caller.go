@@ -121,16 +121,9 @@ func (c *webhookClient) post(ctx context.Context, body []byte) (data []byte, rep
 		return nil, true, responseError(resp, data)
 	case len(data) == 0:
 		return nil, true, fmt.Errorf("0-length response with status code: %d and content type: %s", resp.StatusCode,
-			contentType(resp))
+			cmp.Or(resp.Header.Get("Content-Type"), "application/json"))
 	}
 	return data, true, nil
-}
-
-func contentType(resp *http.Response) string {
-	if t := resp.Header.Get("Content-Type"); t != "" {
-		return t
-	}
-	return "application/json"
 }
 
 // readAll reads the body of a response into a buffer. The initial size of the buffer is the Content-Length.

@@ -16,10 +16,6 @@ import (
 // makes up to ten retries.
 const retryAfter = 1
 
-// ErrStale is the cause of each 409 for an outdated resourceVersion.
-var ErrStale = errors.New(
-	"the object has been modified; please apply your changes to the latest version and try again")
-
 // NotServed returns the 404 for a resource or subresource that is not served.
 func NotServed() error {
 	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "", 0, true)
@@ -27,8 +23,11 @@ func NotServed() error {
 
 // Unknown returns the 500 that upstream returns for an error that has no Status. It returns other errors unchanged.
 func Unknown(err error) error {
-	var status *apierrors.StatusError
-	if err == nil || errors.As(err, &status) {
+	if err == nil {
+		return nil
+	}
+	var status *apierrors.StatusError // allocated on the heap
+	if errors.As(err, &status) {
 		return err
 	}
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
@@ -42,9 +41,12 @@ func Unknown(err error) error {
 // Status returns the Status for an error: an error of the store, or the 500 for any other error that has no Status.
 // It omits the details of disk errors, because they contain paths. The log has them.
 func Status(err error) error {
-	var status *apierrors.StatusError
+	if err == nil {
+		return nil
+	}
+	var status *apierrors.StatusError // allocated on the heap
 	switch {
-	case err == nil, errors.As(err, &status):
+	case errors.As(err, &status):
 		return err
 	case errors.Is(err, storage.ErrClosed):
 		return apierrors.NewServiceUnavailable("the server is shutting down")

@@ -35,19 +35,26 @@ func (w *write) decodeBody(b verb.Body) (object.Tree, error) {
 	if err != nil {
 		return nil, w.Undecodable(kind, w.withFieldPath(b.Tree, err))
 	}
-	if strict := append(b.Strict[:len(b.Strict):len(b.Strict)], unknown...); len(strict) > 0 {
-		switch w.Caller.Validation {
-		case metav1.FieldValidationIgnore:
-		case metav1.FieldValidationStrict:
-			return nil, w.Undecodable(kind, strictText(strict))
-		default:
-			w.Warn(strict...)
-		}
+	if strict := append(b.Strict[:len(b.Strict):len(b.Strict)], unknown...); w.rejects(strict) {
+		return nil, w.Undecodable(kind, strictText(strict))
 	}
 	if w.Caller.OnDecoded != nil {
 		w.Caller.OnDecoded(t)
 	}
 	return t, nil
+}
+
+// rejects reports whether strict decoding errors reject the object. If not, they become warnings, as far as the
+// caller's field validation requires.
+func (w *write) rejects(problems []string) bool {
+	if len(problems) == 0 || w.Caller.Validation == metav1.FieldValidationIgnore {
+		return false
+	}
+	if w.Caller.Validation == metav1.FieldValidationStrict {
+		return true
+	}
+	w.Warn(problems...)
+	return false
 }
 
 func strictText(problems []string) string {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"strconv"
 	"strings"
 	"time"
 
@@ -63,10 +62,7 @@ func (w *write) pack() error {
 
 // sentVersion returns the resourceVersion that the client sent with a new object.
 func (w *write) sentVersion() uint64 {
-	revision, err := strconv.ParseUint(object.ResourceVersion(w.Obj), 10, 64)
-	if err != nil {
-		return 0
-	}
+	revision, _ := parseVersion(object.ResourceVersion(w.Obj))
 	return revision
 }
 
@@ -227,36 +223,22 @@ func (w *write) unchanged() bool {
 	if bytes.Equal(p.JSON(), stored.JSON()) {
 		return true // even if the object was stored under another schema
 	}
-	if !sameAPIVersion(stored, p) ||
+	if !bytes.Equal(apiVersion(stored.JSON()), apiVersion(p.JSON())) ||
 		stored.Fingerprint() != p.Fingerprint() && !bytes.Equal(object.Pack(w.Old, 0).JSON(), stored.JSON()) {
 		return false
-	}
-	for key, v := range w.Obj {
-		switch key {
-		case "apiVersion", "kind", "metadata":
-			continue
-		}
-		if !object.Equal(v, w.Old[key]) {
-			return false
-		}
 	}
 	md, oldMeta := object.Metadata(w.Obj), object.Metadata(w.Old)
 	entries, _ := md["managedFields"].([]any)
 	former, _ := oldMeta["managedFields"].([]any)
-	return len(w.Obj) == len(w.Old) && object.Generation(w.Obj) == object.Generation(w.Old) &&
+	return !strategy.GenerationChanged(w.Obj, w.Old, false) &&
+		object.Generation(w.Obj) == object.Generation(w.Old) &&
 		strategy.SameMetadata(md, oldMeta) && equalExceptTimes(entries, former)
 }
 
-// apiVersion returns the version at which an object is stored.
-func apiVersion(rec *storage.Record) string {
-	raw, _ := object.Field(rec.Value, "apiVersion")
-	return strings.Trim(string(raw), `"`)
-}
-
-func sameAPIVersion(a, b object.Packed) bool {
-	x, _ := object.Field(a.JSON(), "apiVersion")
-	y, _ := object.Field(b.JSON(), "apiVersion")
-	return bytes.Equal(x, y)
+// apiVersion returns the apiVersion of an encoded object, in quotes.
+func apiVersion(js []byte) []byte {
+	raw, _ := object.Field(js, "apiVersion")
+	return raw
 }
 
 // equalExceptTimes reports whether two lists of managedFields are equal apart from the times of their entries.

@@ -235,8 +235,10 @@ func (w *write) markDeleting(t object.Tree) {
 // collector's finalizers, depending on the options and the current finalizers.
 func (w *write) finalizersOnDelete(current []string, o *metav1.DeleteOptions) []string {
 	policy := rest.DeleteDependents
-	if s, ok := w.gcStrategy(); ok {
-		policy = s.DefaultGarbageCollectionPolicy(w.StrategyContext())
+	if w.Def.Strategy != nil {
+		if s, ok := w.Def.Strategy.Main.(rest.GarbageCollectionDeleteStrategy); ok {
+			policy = s.DefaultGarbageCollectionPolicy(w.StrategyContext())
+		}
 	}
 	if policy == rest.Unsupported {
 		return current // for example Events, which are never garbage collected
@@ -259,15 +261,6 @@ func (w *write) finalizersOnDelete(current []string, o *metav1.DeleteOptions) []
 		out = append(out, metav1.FinalizerDeleteDependents)
 	}
 	return out
-}
-
-// gcStrategy returns the kind's garbage collection strategy, if it has one.
-func (w *write) gcStrategy() (rest.GarbageCollectionDeleteStrategy, bool) {
-	if w.Def.Strategy == nil {
-		return nil, false
-	}
-	s, ok := w.Def.Strategy.Main.(rest.GarbageCollectionDeleteStrategy)
-	return s, ok
 }
 
 // propagation returns the effective propagation policy. If both results are false, dependents are deleted in

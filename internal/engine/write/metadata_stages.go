@@ -1,6 +1,7 @@
 package write
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -177,7 +178,8 @@ func (w *write) checkVersion() error {
 	case revision == uint64(w.Record.Modified):
 		return nil
 	case revision != 0:
-		return apierrors.NewConflict(gr, w.Target.Name, verb.ErrStale)
+		return apierrors.NewConflict(gr, w.Target.Name, errors.New(
+			"the object has been modified; please apply your changes to the latest version and try again"))
 	}
 	if w.Def.Custom == nil && w.Def.Behavior.UnconditionalUpdate {
 		object.SetResourceVersion(w.Desired, strconv.FormatInt(w.Record.Modified, 10))

@@ -123,13 +123,9 @@ func (w *write) decodeApplied(data []byte) (applied object.Tree, repeated string
 // reportRepeated returns an error or adds warnings for the duplicate fields of an applied configuration. As in
 // upstream, it runs after the merge, so a conflict is reported first.
 func (w *write) reportRepeated(repeated string) error {
-	if repeated == "" {
-		return nil
-	}
-	if w.Caller.Validation == metav1.FieldValidationStrict {
+	if repeated != "" && w.rejects(yamlProblems(repeated)) {
 		return apierrors.NewBadRequest("error strict decoding patch: " + repeated)
 	}
-	w.Warn(yamlProblems(repeated)...)
 	return nil
 }
 
@@ -212,17 +208,11 @@ func (w *write) patch(live object.Tree, p verb.Patch) (object.Tree, error) {
 		}
 		return nil, invalidPatch(quotedText(p, patched), w.typeMismatch(p, patched, err))
 	}
-	if problems = append(problems, unknown...); len(problems) > 0 {
-		switch w.Caller.Validation {
-		case metav1.FieldValidationIgnore:
-		case metav1.FieldValidationStrict:
-			if before == "" {
-				before = quotedText(p, patched)
-			}
-			return nil, invalidPatch(before, strictText(problems))
-		default:
-			w.Warn(problems...)
+	if problems = append(problems, unknown...); w.rejects(problems) {
+		if before == "" {
+			before = quotedText(p, patched)
 		}
+		return nil, invalidPatch(before, strictText(problems))
 	}
 	if w.Version.Schema == nil {
 		if err := w.checkKind(t, nil); err != nil {

@@ -2,6 +2,7 @@ package write
 
 import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -88,4 +89,10 @@ func (w *write) applyRelated(c *resource.RelatedWrite) (object.Tree, error) {
 	}
 	t, err := w.Version.Type.FromInternal(obj)
 	return t, verb.Status(err)
+}
+
+// serverCaller is the caller of writes that the server makes on its own behalf.
+var serverCaller = verb.Caller{
+	User:         &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}},
+	FieldManager: "kube-apiserver",
 }

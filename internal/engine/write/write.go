@@ -138,7 +138,7 @@ func (w *write) load() error {
 	}
 	w.Op = admission.Update
 	if w.Target.AsStored {
-		if at := w.Def.Version(apiVersion(w.Record)); at != nil {
+		if at := w.Def.Version(strings.Trim(string(apiVersion(w.Record.Value)), `"`)); at != nil {
 			w.setVersion(at)
 		}
 	}
