@@ -1,45 +1,71 @@
 package schema
 
-import "slices"
+import (
+	"iter"
+	"maps"
+	"slices"
+)
 
 // Any reports whether f returns true for n, which may be nil, or for a schema below it.
 func (n *Node) Any(f func(*Node) bool) bool {
-	return n != nil && (f(n) || n.anyChild(func(child *Node) bool { return child.Any(f) }))
+	w := walk{yield: func(n *Node) bool { return !f(n) }, keys: maps.Keys[map[string]*Node]}
+	return !w.node(n)
 }
 
-// anyChild reports whether f returns true for one of the schemas directly below n.
-func (n *Node) anyChild(f func(*Node) bool) bool {
-	if n.Items != nil && f(n.Items) || n.Additional != nil && n.Additional.Schema != nil && f(n.Additional.Schema) ||
-		anyNamed(n.Properties, f) {
-		return true
+// All yields n and all schemas below it. Properties are in the order of their names.
+func (n *Node) All() iter.Seq[*Node] {
+	return func(yield func(*Node) bool) {
+		w := walk{yield: yield, keys: func(named map[string]*Node) iter.Seq[string] {
+			return slices.Values(slices.Sorted(maps.Keys(named)))
+		}}
+		w.node(n)
 	}
-	if c := n.Checks; c != nil {
-		if slices.ContainsFunc(c.AllOf, f) || slices.ContainsFunc(c.AnyOf, f) || slices.ContainsFunc(c.OneOf, f) ||
-			c.Not != nil && f(c.Not) {
-			return true
-		}
-	}
-	r := n.Rare
-	if r == nil {
-		return false
-	}
-	if r.AdditionalItems != nil && r.AdditionalItems.Schema != nil && f(r.AdditionalItems.Schema) ||
-		slices.ContainsFunc(r.ItemSchemas, f) || anyNamed(r.PatternProperties, f) || anyNamed(r.Definitions, f) {
-		return true
-	}
-	for _, d := range r.Dependencies {
-		if d.Schema != nil && f(d.Schema) {
-			return true
-		}
-	}
-	return false
 }
 
-func anyNamed(all map[string]*Node, f func(*Node) bool) bool {
-	for _, child := range all {
-		if f(child) {
-			return true
+// walk visits schemas until yield returns false. Its methods return false then.
+type walk struct {
+	yield func(*Node) bool
+	keys  func(map[string]*Node) iter.Seq[string] // returns the keys in the order of the visits
+}
+
+func (w walk) node(n *Node) bool {
+	if n == nil {
+		return true
+	}
+	return w.yield(n) && w.node(n.Items) && w.validations(n.Checked()) && w.additional(n.Additional) &&
+		w.named(n.Properties) && w.others(n.Others())
+}
+
+func (w walk) validations(c *Checks) bool {
+	return w.list(c.AllOf) && w.list(c.AnyOf) && w.list(c.OneOf) && w.node(c.Not)
+}
+
+func (w walk) others(r *Rare) bool {
+	for _, name := range slices.Sorted(maps.Keys(r.Dependencies)) {
+		if !w.node(r.Dependencies[name].Schema) {
+			return false
 		}
 	}
-	return false
+	return w.list(r.ItemSchemas) && w.additional(r.AdditionalItems) && w.named(r.PatternProperties) &&
+		w.named(r.Definitions)
+}
+
+func (w walk) additional(a *AdditionalProperties) bool { return a == nil || w.node(a.Schema) }
+
+func (w walk) list(list []*Node) bool {
+	for _, n := range list {
+		if !w.node(n) {
+			return false
+		}
+	}
+	return true
+}
+
+func (w walk) named(named map[string]*Node) bool {
+	for name := range w.keys(named) {
+		if !w.node(named[name]) {
+			return false
+		}
+	}
+	return true
 }

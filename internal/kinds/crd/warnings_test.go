@@ -18,7 +18,7 @@ func TestKnownFormats(t *testing.T) {
 		for _, format := range formats {
 			s := &spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{typ}, Format: format}}
 			want := len(validation.GetUnrecognizedFormats(s, environment.DefaultCompatibilityVersion())) == 0
-			if got := isKnownFormat(typ, format); got != want {
+			if got := !isUnknownFormat(typ, format); got != want {
 				t.Errorf("format %q of type %q: got known %v, want %v", format, typ, got, want)
 			}
 		}
