@@ -25,7 +25,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/controllers/bootstrap"
 	"github.com/trellis-k8s/trellis/internal/controllers/crd"
 	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
-	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/crd/conversion"
 	"github.com/trellis-k8s/trellis/internal/egress/selector"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/engine/read"

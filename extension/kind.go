@@ -13,7 +13,7 @@ import (
 	"k8s.io/kube-openapi/pkg/common"
 	"sigs.k8s.io/yaml"
 
-	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/crd/conversion"
 	"github.com/trellis-k8s/trellis/internal/crd/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/object"

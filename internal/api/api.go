@@ -23,7 +23,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/api/health"
 	"github.com/trellis-k8s/trellis/internal/api/metrics"
 	"github.com/trellis-k8s/trellis/internal/api/request"
-	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/crd/conversion"
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/trellis-k8s/trellis/internal/api/request"
-	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/crd/conversion"
 )
 
 // TestMetricsOfDeletedKind checks that the metrics of a kind are removed with its CRD. This includes metrics of

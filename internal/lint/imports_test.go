@@ -28,7 +28,7 @@ var layers = []string{
 	"internal/admission",
 	"internal/access",
 	"internal/kinds",
-	"internal/conversion",
+	"internal/crd/conversion",
 	"internal/resource/catalog",
 	"internal/crd/definition",
 	"internal/resource",

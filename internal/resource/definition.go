@@ -112,7 +112,7 @@ type Custom struct {
 	// SpecHash returns a hash of the parts of a CRD that affect its objects: its spec and its declared conversion.
 	// The hash is computed on first use. It is valid only in this process.
 	SpecHash func() uint64
-	Compiled LazyValue // Conversion.Declared, compiled by internal/conversion
+	Compiled LazyValue // Conversion.Declared, compiled by internal/crd/conversion
 
 	Accepted Names // status.acceptedNames
 }

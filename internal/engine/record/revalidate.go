@@ -6,7 +6,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/crd/conversion"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 

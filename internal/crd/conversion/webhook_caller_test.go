@@ -165,7 +165,8 @@ func TestRequestBody(t *testing.T) {
 // CNV-052.
 func TestDocumentedRequestBody(t *testing.T) {
 	for _, v := range []string{"v1", "v1beta1"} {
-		data, err := os.ReadFile("../../../shared/spec/examples/09-conversion/conversionreview-request." + v + ".json")
+		data, err := os.ReadFile("../../../../shared/spec/examples/09-conversion/conversionreview-request." +
+			v + ".json")
 		if err != nil {
 			t.Skipf("the examples are not here: %v", err)
 		}
