@@ -107,8 +107,8 @@ func (s *Server) openWebhooks(out *egress.Dialer) error {
 		Credentials: from,
 		WebhookOf: func(crd string) string {
 			plural, group, _ := strings.Cut(crd, ".")
-			if d := s.definition(group, plural); d != nil && d.Custom != nil {
-				return d.Custom.Conversion.Webhook
+			if d := s.definition(group, plural); d != nil {
+				return d.Conversion().Webhook
 			}
 			return ""
 		},

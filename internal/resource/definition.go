@@ -50,8 +50,10 @@ type Definition struct {
 	// continue token.
 	Unstructured bool
 
-	Terminating bool    // the CRD of the kind is being deleted, so no objects can be created
-	Custom      *Custom // nil for a built-in kind
+	Terminating           bool // the CRD of the kind is being deleted, so no objects can be created
+	PreserveUnknownFields bool // spec.preserveUnknownFields, which only old CRDs set
+
+	Custom *Custom // nil for a built-in kind
 }
 
 // Routing specifies which requests to the paths of a kind are rejected, and with which errors.
@@ -103,8 +105,6 @@ type Custom struct {
 	Revision              int64  // revision of the CRD's last change
 	Migrating             bool   // the condition StorageMigrating is True
 	ConversionUnavailable bool   // the condition WebhookReachable is False
-
-	PreserveUnknownFields bool // spec.preserveUnknownFields, which only old CRDs set
 
 	Conversion Conversion
 	// ConversionSince is the revision of the CRD that set Conversion to its current value, or a later revision.

@@ -31,7 +31,7 @@ type document struct {
 // newDocument returns a document that describes versions.
 func newDocument(e edition, versions []*resource.Version) (*document, error) {
 	d := &document{renderer: newRenderer(e), options: newOptions()}
-	typed := slices.IndexFunc(versions, func(v *resource.Version) bool { return v.Definition.Custom == nil })
+	typed := slices.IndexFunc(versions, func(v *resource.Version) bool { return v.OpenAPIV3Schema == nil })
 	// The models of built-in kinds are built only if necessary, because there are many of them.
 	if d.models = newModels(e, crds.GetOpenAPIDefinitions); typed >= 0 {
 		d.builtin, d.models = true, newModels(e, versions[typed].Type.OpenAPI)
@@ -73,7 +73,7 @@ func groupVersions(e edition, versions []*resource.Version) []schema.GroupVersio
 			schema.GroupVersion{Group: "imagepolicy.k8s.io", Version: "v1alpha1"})
 	}
 	for _, v := range versions {
-		if v.Definition.Custom == nil {
+		if v.OpenAPIV3Schema == nil {
 			all = append(all, v.GroupVersion)
 		}
 	}
@@ -82,7 +82,7 @@ func groupVersions(e edition, versions []*resource.Version) []schema.GroupVersio
 
 // add adds the schemas and the paths of one version.
 func (d *document) add(v *resource.Version) error {
-	k := kind{Version: v, custom: v.Definition.Custom != nil, verbs: v.Definition.Verbs}
+	k := kind{Version: v, custom: v.OpenAPIV3Schema != nil, verbs: v.Definition.Verbs}
 	if k.custom {
 		if err := d.addCustom(&k); err != nil {
 			return err
@@ -138,7 +138,7 @@ func (d *document) addCustom(k *kind) error {
 	k.model, k.listModel = customModel(gvk), customModel(listKind)
 	text := schemaText(k.Version, d.edition)
 	root := func(dst []byte) []byte {
-		n, err := parsePublishable(text, preservesUnknownFields(k.Version))
+		n, err := parsePublishable(text, k.Definition.PreserveUnknownFields)
 		if err != nil && d.err == nil {
 			d.err = fmt.Errorf("describe %s: %w", gvk, err)
 		}
@@ -161,14 +161,10 @@ func (d *document) addCustom(k *kind) error {
 // schemaText returns the JSON of a custom kind's schema for the given edition. It returns nil if the document must
 // not contain the schema.
 func schemaText(v *resource.Version, e edition) []byte {
-	if v.OpenAPIV3Schema == nil || e == v2 && preservesUnknownFields(v) {
+	if v.OpenAPIV3Schema == nil || e == v2 && v.Definition.PreserveUnknownFields {
 		return nil
 	}
 	return v.OpenAPIV3Schema()
-}
-
-func preservesUnknownFields(v *resource.Version) bool {
-	return v.Definition.Custom != nil && v.Definition.Custom.PreserveUnknownFields
 }
 
 // extensions returns the JSON members that contain the kind of a schema and the selectable fields of its objects.

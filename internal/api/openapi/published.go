@@ -214,7 +214,7 @@ func hexOf(h hash.Hash) string { return strings.ToUpper(hex.EncodeToString(h.Sum
 func hashVersion(h hash.Hash, v *resource.Version) error {
 	d := v.Definition
 	inputs := []any{v.GroupVersion, d.Names, d.Namespaced, d.Verbs, v.Status, v.Scale != nil, v.Subresources,
-		v.Type != nil, v.SelectableFields, preservesUnknownFields(v)}
+		v.Type != nil, v.SelectableFields, v.Definition.PreserveUnknownFields}
 	if err := json.NewEncoder(h).Encode(inputs); err != nil {
 		return fmt.Errorf("hash %s: %w", v.GroupVersionKind(), err)
 	}

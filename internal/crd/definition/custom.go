@@ -37,18 +37,19 @@ func FromCRD(r *storage.Record) *resource.Definition {
 		return nil
 	}
 	d := &resource.Definition{
-		Group:        h.group,
-		Names:        h.names,
-		Namespaced:   h.namespaced,
-		Prefix:       "/registry/" + h.group + "/" + h.names.Plural + "/",
-		Verbs:        customVerbs,
-		Routing:      resource.HandlerPerKind,
-		Unstructured: true,
-		Terminating:  h.terminating,
+		Group:                 h.group,
+		Names:                 h.names,
+		Namespaced:            h.namespaced,
+		Prefix:                "/registry/" + h.group + "/" + h.names.Plural + "/",
+		Verbs:                 customVerbs,
+		Routing:               resource.HandlerPerKind,
+		Unstructured:          true,
+		Terminating:           h.terminating,
+		PreserveUnknownFields: h.preserve,
 		Custom: &resource.Custom{
 			Key: r.Key, Revision: r.Modified,
 			Migrating:             h.migrating,
-			ConversionUnavailable: h.unreachable, PreserveUnknownFields: h.preserve, Conversion: h.conversion(),
+			ConversionUnavailable: h.unreachable, Conversion: h.conversion(),
 			SpecHash: sync.OnceValue(func() uint64 { return specHash(js, h.declared) }),
 			Accepted: h.accepted,
 		},

@@ -181,7 +181,7 @@ func (w *write) checkVersion() error {
 		return apierrors.NewConflict(gr, w.Target.Name, errors.New(
 			"the object has been modified; please apply your changes to the latest version and try again"))
 	}
-	if w.Def.Custom == nil && w.Def.Behavior.UnconditionalUpdate {
+	if w.Def.Behavior.UnconditionalUpdate {
 		object.SetResourceVersion(w.Desired, strconv.FormatInt(w.Record.Modified, 10))
 		return nil
 	}
