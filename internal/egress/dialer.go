@@ -1,4 +1,4 @@
-// Package egress opens every connection of the server to another program: a Dialer connects, and a Transport sends
+// Package egress opens every connection of the server to another program. A Dialer connects, and a Transport sends
 // requests. It resolves Services itself and needs no kube-proxy. It checks the addresses of Services, nodes and Pods
 // when it dials them.
 package egress

@@ -1,5 +1,5 @@
-// Package flags declares flags that the package pflag does not offer: flags that accept only one value, negated flags,
-// and pairs of flags that must be set together.
+// Package flags declares flags that the package pflag does not offer. These are flags that accept only one value,
+// negated flags, and pairs of flags that must be set together.
 package flags
 
 import (

@@ -8,7 +8,7 @@ import (
 )
 
 // layers lists the folders of the module from the top to the bottom. A package imports packages of its own folder and
-// of folders below it. The table of packages in docs/architecture.md is generated from this list.
+// of folders below it. The list of packages in docs/architecture.md is generated from these.
 var layers = []string{
 	"examples/conversion-webhook",
 	"examples/extension-server",

@@ -88,7 +88,7 @@ func isFile(p, pattern string) bool {
 // TestTourNamesFunctions checks that each stop of docs/tour.md names a function and its file, in the form of a
 // breakpoint. It also checks all other names of functions and types in the page.
 func TestTourNamesFunctions(t *testing.T) {
-	names := map[string]bool{} // of functions and types
+	names := map[string]bool{}         // of functions and types
 	functions := map[string][]string{} // files below internal by function, such as read.(*Reader).Get
 	for _, s := range written(t) {
 		file, internal := strings.CutPrefix(s.path, "internal/")

@@ -1,5 +1,5 @@
-// Package ownership checks that directories and files with keys belong to the user of this process or to root, and
-// that no other user can change them. It must not import other packages of this module.
+// Package ownership checks that no other user can change directories and files with keys. They must belong to the user
+// of this process or to root. It must not import other packages of this module.
 package ownership
 
 import (

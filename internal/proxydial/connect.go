@@ -1,4 +1,5 @@
-// Package proxydial opens connections through proxies: HTTP CONNECT (RFC 9110, section 9.3.6) and SOCKS5 (RFC 1928).
+// Package proxydial opens connections through proxies. It supports HTTP CONNECT (RFC 9110, section 9.3.6) and SOCKS5
+// (RFC 1928).
 package proxydial
 
 import (

@@ -1,5 +1,5 @@
-// Package socks5 implements a SOCKS5 proxy (RFC 1928) that behaves like the one of "ssh -D": it supports only the
-// command CONNECT and no authentication, and resolves host names itself.
+// Package socks5 implements a SOCKS5 proxy (RFC 1928) like that of "ssh -D". It supports only the command CONNECT and
+// no authentication, and resolves host names itself.
 package socks5
 
 import (

@@ -1,5 +1,5 @@
-// Package specialip recognizes addresses of the local machine, of its link and of cloud metadata services, in every
-// spelling. It must not import other packages of this module.
+// Package specialip recognizes addresses of the local machine, its link and cloud metadata services. It recognizes
+// every spelling. It must not import other packages of this module.
 package specialip
 
 import (
