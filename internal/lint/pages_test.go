@@ -15,6 +15,7 @@ import (
 var (
 	quotedGo   = regexp.MustCompile("`([a-z0-9_/*]+\\.go)`")
 	quotedPath = regexp.MustCompile("`((?:internal|cmd|docs|examples|apiserver|testserver)/[^`{} ]*)`")
+	quotedDir  = regexp.MustCompile("`([a-z]+(?:/[a-z]+)+)`")
 	quotedName = regexp.MustCompile("`([a-z]+)\\.([A-Z][A-Za-z]*)(?:\\.([A-Z][A-Za-z]*))?`")
 	nameInFile = regexp.MustCompile("`([A-Za-z]+)` in `([a-z0-9_/]+\\.go)`")
 	link       = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
@@ -53,6 +54,11 @@ func TestPagesNameExistingCode(t *testing.T) {
 				t.Errorf("%s: %v", page, err)
 			}
 		}
+		for _, m := range quotedDir.FindAllStringSubmatch(text, -1) {
+			if page == packagesPage && !isFolder(m[1]) && !isFolder("internal/"+m[1]) {
+				t.Errorf("%s: folder %s does not exist", page, m[1])
+			}
+		}
 		for _, m := range quotedName.FindAllStringSubmatch(text, -1) {
 			name := strings.TrimSuffix(m[1]+"."+m[2]+"."+m[3], ".")
 			if _, err := os.Stat(filepath.Join(root, "internal", m[1])); err == nil && !names[name] {
@@ -70,6 +76,12 @@ func TestPagesNameExistingCode(t *testing.T) {
 			}
 		}
 	})
+}
+
+// isFolder reports whether the repository has a folder.
+func isFolder(p string) bool {
+	info, err := os.Stat(filepath.Join(root, p))
+	return err == nil && info.IsDir()
 }
 
 // anyFile reports whether one of the paths ends in pattern. The pattern may contain *.
