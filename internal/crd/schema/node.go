@@ -57,6 +57,54 @@ type Rare struct {
 	ItemSchemas       []*Node // items, if it is a list of schemas
 }
 
+// keywords lists all keywords. A new keyword needs a row here, a field of Node, and code that uses the field.
+var keywords = []keyword{
+	{"$ref", func(n *Node) any { return (*optionalText)(&n.ensureRare().Ref) }},
+	{"$schema", func(n *Node) any { return &n.ensureRare().Schema }},
+	{"additionalItems", func(n *Node) any { return &n.ensureRare().AdditionalItems }},
+	{"additionalProperties", func(n *Node) any { return &n.Additional }},
+	{"allOf", func(n *Node) any { return &n.EnsureChecks().AllOf }},
+	{"anyOf", func(n *Node) any { return &n.EnsureChecks().AnyOf }},
+	{"default", func(n *Node) any { return &n.Default }},
+	{"definitions", func(n *Node) any { return &n.ensureRare().Definitions }},
+	{"dependencies", func(n *Node) any { return &n.ensureRare().Dependencies }},
+	{"description", func(n *Node) any { return (*copiedText)(&n.Description) }},
+	{"enum", func(n *Node) any { return &n.EnsureChecks().Enum }},
+	{"example", func(n *Node) any { return &n.ensureRare().Example }},
+	{"exclusiveMaximum", func(n *Node) any { return &n.EnsureChecks().ExclusiveMaximum }},
+	{"exclusiveMinimum", func(n *Node) any { return &n.EnsureChecks().ExclusiveMinimum }},
+	{"externalDocs", func(n *Node) any { return &n.ensureRare().ExternalDocs }},
+	{"format", func(n *Node) any { return &n.Format }},
+	{"id", func(n *Node) any { return &n.ensureRare().ID }},
+	{"items", func(n *Node) any { return (*items)(n) }},
+	{"maxItems", func(n *Node) any { return &n.MaxItems }},
+	{"maxLength", func(n *Node) any { return &n.MaxLength }},
+	{"maxProperties", func(n *Node) any { return &n.MaxProperties }},
+	{"maximum", func(n *Node) any { return &n.EnsureChecks().Maximum }},
+	{"minItems", func(n *Node) any { return &n.EnsureChecks().MinItems }},
+	{"minLength", func(n *Node) any { return &n.EnsureChecks().MinLength }},
+	{"minProperties", func(n *Node) any { return &n.EnsureChecks().MinProperties }},
+	{"minimum", func(n *Node) any { return &n.EnsureChecks().Minimum }},
+	{"multipleOf", func(n *Node) any { return &n.EnsureChecks().MultipleOf }},
+	{"not", func(n *Node) any { return &n.EnsureChecks().Not }},
+	{"nullable", func(n *Node) any { return &n.Nullable }},
+	{"oneOf", func(n *Node) any { return &n.EnsureChecks().OneOf }},
+	{"pattern", func(n *Node) any { return &n.EnsureChecks().Pattern }},
+	{"patternProperties", func(n *Node) any { return &n.ensureRare().PatternProperties }},
+	{"properties", func(n *Node) any { return &n.Properties }},
+	{"required", func(n *Node) any { return &n.Required }},
+	{"title", func(n *Node) any { return &n.ensureRare().Title }},
+	{"type", func(n *Node) any { return &n.Type }},
+	{"uniqueItems", func(n *Node) any { return &n.ensureRare().UniqueItems }},
+	{"x-kubernetes-embedded-resource", func(n *Node) any { return &n.Embedded }},
+	{"x-kubernetes-int-or-string", func(n *Node) any { return &n.IntOrString }},
+	{"x-kubernetes-list-map-keys", func(n *Node) any { return &n.ListMapKeys }},
+	{"x-kubernetes-list-type", func(n *Node) any { return (*optionalText)(&n.ListType) }},
+	{"x-kubernetes-map-type", func(n *Node) any { return (*optionalText)(&n.MapType) }},
+	{"x-kubernetes-preserve-unknown-fields", func(n *Node) any { return (*optionalFlag)(&n.Preserve) }},
+	{"x-kubernetes-validations", func(n *Node) any { return &n.Rules }},
+}
+
 // JSON is the JSON of a value that the schema does not interpret. "" means that there is no value.
 type JSON string
 
