@@ -42,7 +42,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Serve serves a request that has passed all other steps.
+// serve serves a request that has passed all other steps.
 func (s *Server) serve(q *request.Request) bool {
 	if !q.Resource && q.Service == nil {
 		s.nonResources.Serve(q)

@@ -50,7 +50,7 @@ const annotate = `{"metadata":{"annotations":{"a":"b"}}}`
 
 const podTemplate = `{"metadata":{"name":"p","labels":{LABELS}},"spec":{SPEC"containers":[{CONTAINER"name":"c","image":"i"}]}}`
 
-// TestOrder checks that the admission plugins run in kube-apiserver's order. If two plugins reject a write, both
+// testOrder checks that the admission plugins run in kube-apiserver's order. If two plugins reject a write, both
 // servers return the error of the same plugin. The objects that webhooks and policies receive contain the changes
 // of the same plugins (VAL-023 VAL-027).
 func testOrder(t *testing.T, p *pair) {

@@ -224,7 +224,7 @@ func (s *stream) forward() bool {
 	}
 }
 
-// Add encodes an event. When the encoded events exceed the size of a chunk, add sends them and takes a slot.
+// add encodes an event. When the encoded events exceed the size of a chunk, add sends them and takes a slot.
 // forward releases the slot after it has sent all events.
 func (s *stream) add(e read.WatchEvent) bool {
 	buf, err := s.events.Append(s.buf, e)

@@ -118,7 +118,7 @@ func newRuleTree(n, celNode *schema.Node, c *treeCompiler) *ruleTree {
 	return t
 }
 
-// property returns the property child of n as rules see it. It returns nil if rules cannot access the property. The
+// propertyNode returns the property child of n as rules see it. It returns nil if rules cannot access the property. The
 // Rules of a property whose name cannot be used in expressions are evaluated too.
 func propertyNode(n *schema.Node, name string, child *schema.Node) *schema.Node {
 	if n == nil || hiddenFromCEL(child) {

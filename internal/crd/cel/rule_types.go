@@ -169,7 +169,7 @@ func isMap(n *schema.Node) bool {
 	return n != nil && n.Type == "object" && n.Additional != nil && n.Additional.Schema != nil && !n.IntOrString
 }
 
-// element returns the schema of the items of a list or of the values of a map, as rules see it. It returns nil if n
+// elementNode returns the schema of the items of a list or of the values of a map, as rules see it. It returns nil if n
 // is neither.
 func elementNode(n *schema.Node) *schema.Node {
 	switch {
@@ -191,8 +191,8 @@ func celNodeOf(n *schema.Node) *schema.Node {
 	return asCELNode(n)
 }
 
-// field returns the schema of the field that has the given name in expressions. It returns nil if rules cannot access
-// the field.
+// fieldNode returns the schema of the field that has the given name in expressions. It returns nil if rules cannot
+// access the field.
 func fieldNode(n *schema.Node, name string) *schema.Node {
 	if n.Type != "object" || n.IntOrString || isMap(n) {
 		return nil

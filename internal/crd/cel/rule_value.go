@@ -23,7 +23,7 @@ import (
 // k8s.io/apiserver/pkg/cel/common. If a value does not match the schema, access to it returns the same error as
 // upstream.
 
-// view returns the CEL value for v. n is the schema of v.
+// viewOf returns the CEL value for v. n is the schema of v.
 func viewOf(n *schema.Node, v any) ref.Val {
 	if v == nil {
 		if n.Nullable {

@@ -77,7 +77,7 @@ func (c *coercer) children(t object.Tree, n *schema.Node, path *field.Path) *fie
 	return nil
 }
 
-// Embedded coerces one embedded resource.
+// embedded coerces one embedded resource.
 func (c *coercer) embedded(t object.Tree, path *field.Path) *field.Error {
 	for _, k := range []string{"apiVersion", "kind"} {
 		if v, ok := t[k]; ok {

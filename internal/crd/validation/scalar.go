@@ -85,7 +85,7 @@ func (w *walk) number(v number, n *schema.Node, at string) bool {
 	return ok
 }
 
-// MultipleOf checks multipleOf. It uses integer arithmetic if the value is an integer and the factor is in the range
+// multipleOf checks multipleOf. It uses integer arithmetic if the value is an integer and the factor is in the range
 // of n's type.
 func (w *walk) multipleOf(v number, n *schema.Node, at string) bool {
 	factor := *n.Checks.MultipleOf

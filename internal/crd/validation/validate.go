@@ -77,7 +77,7 @@ type walk struct {
 	matches      int // number of passed checks, for anyOf and oneOf
 }
 
-// Value checks v. It drops the errors if v equals its old value.
+// value checks v. It drops the errors if v equals its old value.
 func (w *walk) value(v any, n *schema.Node, at string, c *ratchet.Correlation) bool {
 	before, wording := len(w.problems), w.messageBytes
 	if w.check(v, n, at, c) {

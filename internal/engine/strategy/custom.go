@@ -110,7 +110,7 @@ func (r customRules) fillDefaults(w *Write, t object.Tree) (object.Tree, error) 
 	return t, nil
 }
 
-// ownableFields excludes the status from the fields that a write of the main resource may own. As in upstream, it
+// OwnableFields excludes the status from the fields that a write of the main resource may own. As in upstream, it
 // does so only for fields at the version of the request.
 // OwnableFields implements Rules.
 func (r customRules) OwnableFields(subresource string) func(string) fieldpath.Filter {
@@ -131,7 +131,7 @@ func (r customRules) OwnableFields(subresource string) func(string) fieldpath.Fi
 // Prepare implements Rules.
 func (r customRules) Prepare(w *Write) error { return prepareTrees(w, r.v, false) }
 
-// validate returns all validation errors in upstream's order. If the object has the wrong kind, validate does not
+// Validate returns all validation errors in upstream's order. If the object has the wrong kind, validate does not
 // check its values.
 // Validate implements Rules.
 func (r customRules) Validate(w *Write) (field.ErrorList, error) {

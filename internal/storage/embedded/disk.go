@@ -68,7 +68,7 @@ func newDisk(o Options, fs vfs.FS, dir string, lock io.Closer) *disk {
 	return l
 }
 
-// Engine returns the current engine, which may have failed.
+// engine returns the current engine, which may have failed.
 func (l *disk) engine() *engine.Engine {
 	l.mu.Lock()
 	defer l.mu.Unlock()

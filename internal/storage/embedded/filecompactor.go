@@ -16,7 +16,7 @@ type fileCompactor struct {
 // compactionPauseFactor is the length of the pause after a run, as a multiple of the run's duration.
 const compactionPauseFactor = 4
 
-// CompactFiles starts a run in the background if the history has been compacted since the last run.
+// compactFiles starts a run in the background if the history has been compacted since the last run.
 func (l *disk) compactFiles() {
 	s, e := &l.fileCompactor, l.engine()
 	if e.Failure() != nil || !l.space.hasFree(2*int64(l.MemTable)) || !s.running.CompareAndSwap(false, true) {

@@ -138,7 +138,7 @@ func (e *Engine) scanIndex() (oldest, newest format.Change, err error) {
 	return oldest, newest, err
 }
 
-// Change decodes the index entry at the iterator's position.
+// change decodes the index entry at the iterator's position.
 func (e *Engine) change(it *pebble.Iterator) (format.Change, error) {
 	v, err := it.ValueAndErr()
 	if err != nil {
