@@ -80,6 +80,23 @@ func TestExportedNamesHaveComments(t *testing.T) {
 	}
 }
 
+// TestCommentsHaveTheirNames checks that the comment of a function does not start with its name in another case, which
+// happens if the function is renamed.
+func TestCommentsHaveTheirNames(t *testing.T) {
+	for _, s := range sources(t) {
+		for _, d := range s.ast.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || f.Doc == nil {
+				continue
+			}
+			first, _, _ := strings.Cut(f.Doc.Text(), " ")
+			if first != f.Name.Name && strings.EqualFold(first, f.Name.Name) {
+				t.Errorf("%s:%d: the comment of %s starts with %s", s.path, s.line(f.Pos()), f.Name.Name, first)
+			}
+		}
+	}
+}
+
 func firstOf(groups ...*ast.CommentGroup) *ast.CommentGroup {
 	for _, g := range groups {
 		if g != nil {
