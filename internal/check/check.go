@@ -188,8 +188,7 @@ func (c *checker) check(ctx context.Context, d *document) {
 	}
 	switch {
 	case d.isCRD():
-		c.typeBesideIntOrString(d)
-		c.costs(d)
+		c.schemas(d)
 	case c.scratch.webhookSkipped:
 		c.add(d, Note, "NotConverted", "apiVersion",
 			"the object was not converted to the storage version, because this command calls no conversion webhooks")
@@ -209,8 +208,7 @@ func (c *checker) upgrade(ctx context.Context, before, after *document) {
 		c.warnings(after, warnings)
 		c.addRejection(after, err)
 	}
-	c.typeBesideIntOrString(after)
-	c.costs(after)
+	c.schemas(after)
 	for _, change := range compare(before.tree, after.tree) {
 		c.add(after, change.severity(), string(change.Effect), change.Path, change.What)
 	}

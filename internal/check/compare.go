@@ -1,11 +1,14 @@
 package check
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/trellis-k8s/trellis/internal/crd/schema"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -47,254 +50,266 @@ func (c *comparison) add(e Effect, path, format string, args ...any) {
 	c.changes = append(c.changes, change{e, path, fmt.Sprintf(format, args...)})
 }
 
-// schema compares the old and the new schema of one value.
-func (c *comparison) schema(path string, old, now object.Tree) {
-	if old == nil || now == nil || object.Equal(old, now) {
+// difference is a keyword whose values differ between the old and the new schema of a value.
+type difference struct {
+	*comparison
+	path     string // of the schema
+	key      string
+	old, now *schema.Node
+	was, is  schema.JSON // "" means that the keyword is not set
+}
+
+// keywords lists the keywords with an effect, in the order of the reports, and the functions that report it.
+var keywords = []struct {
+	names  string
+	report func(*difference)
+}{
+	{"type x-kubernetes-int-or-string", (*difference).typ},
+	{"nullable x-kubernetes-preserve-unknown-fields", (*difference).allowance},
+	{"x-kubernetes-embedded-resource", (*difference).embedded},
+	{"default", (*difference).defaulted},
+	{"maximum maxLength maxItems maxProperties minimum minLength minItems minProperties", (*difference).bound},
+	{"exclusiveMaximum exclusiveMinimum", (*difference).exclusive},
+	{"pattern format multipleOf", (*difference).restriction},
+	{"enum", (*difference).enum},
+	{"x-kubernetes-list-type x-kubernetes-list-map-keys x-kubernetes-map-type", (*difference).merging},
+	{"required", (*difference).required},
+	{"x-kubernetes-validations", (*difference).rules},
+	{"allOf anyOf oneOf not", (*difference).validations},
+}
+
+// schema compares the old and the new schema of one value, which may be nil.
+func (c *comparison) schema(path string, old, now *schema.Node) {
+	if old == nil || now == nil || bytes.Equal(old.AppendJSON(nil), now.AppendJSON(nil)) {
 		return
 	}
-	c.types(path, old, now)
-	c.bounds(path, old, now)
-	c.otherKeywords(path, old, now)
-	c.enum(path, old, now)
-	c.lists(path, old, now)
-	c.required(path, old, now)
-	c.rules(path, old, now)
-	c.valueValidations(path, old, now)
-	c.properties(path, old, now)
-	c.below(path+".items", old["items"], now["items"])
-}
-
-func (c *comparison) below(path string, old, now any) {
-	a, _ := old.(object.Tree)
-	b, _ := now.(object.Tree)
-	c.schema(path, a, b)
-}
-
-// types compares the keywords that define the type of a value.
-func (c *comparison) types(path string, old, now object.Tree) {
-	for _, key := range []string{"type", "x-kubernetes-int-or-string"} {
-		was, is := old[key], now[key]
-		eased := now["x-kubernetes-int-or-string"] == true && (old["type"] == "integer" || old["type"] == "string")
-		switch {
-		case object.Equal(was, is):
-		case was == "integer" && is == "number" || eased:
-			c.add(Compatible, path+"."+key, "%s was %s", key, formatValue(was))
-		case was == "number" && is == "integer":
-			c.add(Ratcheted, path+"."+key, "%s was %s", key, formatValue(was))
-		default: // such a change can also drop fields
-			c.add(Breaking, path+"."+key, "%s was %s: server-side apply fails for objects with a value of the old type",
-				key, formatValue(was))
-		}
-	}
-	for _, f := range []struct{ key, lost string }{
-		{"nullable", "null values are dropped or rejected"},
-		{"x-kubernetes-preserve-unknown-fields",
-			"unknown fields are no longer preserved: stored objects lose them"},
-	} {
-		switch was, is := old[f.key] == true, now[f.key] == true; {
-		case was && !is:
-			c.add(Breaking, path+"."+f.key, "%s", f.lost)
-		case is && !was:
-			c.add(Compatible, path+"."+f.key, "loosened: %s is new", f.key)
-		}
-	}
-	switch was, is := old["x-kubernetes-embedded-resource"] == true, now["x-kubernetes-embedded-resource"] == true; {
-	case is && !was:
-		c.add(Breaking, path+".x-kubernetes-embedded-resource", "a value must now have apiVersion, kind and metadata")
-	case was && !is && now["x-kubernetes-preserve-unknown-fields"] == true:
-		c.add(Compatible, path, "loosened: x-kubernetes-embedded-resource is removed")
-	case was && !is:
-		c.add(Breaking, path, "apiVersion, kind and metadata are dropped unless they are properties of the schema")
-	}
-	if old["default"] != nil && now["default"] == nil {
-		c.add(Compatible, path, "default was %s: objects without the field no longer get a default",
-			formatValue(old["default"]))
-	}
-	if now["default"] != nil && !object.Equal(old["default"], now["default"]) {
-		c.add(Compatible, path+".default", "default was %s: objects without the field get the new default",
-			formatValue(old["default"]))
-	}
-}
-
-// lists compares the keywords that define how server-side apply merges lists and maps. Duplicate items remain allowed
-// in a stored object that already has duplicates.
-func (c *comparison) lists(path string, old, now object.Tree) {
-	for _, key := range []string{"x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type"} {
-		was, is := old[key], now[key]
-		switch {
-		case object.Equal(was, is):
-		case is == nil || is == "atomic" || is == "granular":
-			c.add(Compatible, path+"."+key, "%s was %s: server-side apply merges differently", key, formatValue(was))
-		default:
-			c.add(Ratcheted, path+"."+key, "%s was %s: duplicate items are rejected", key, formatValue(was))
-		}
-	}
-}
-
-// bounds compares numeric limits.
-func (c *comparison) bounds(path string, old, now object.Tree) {
-	for _, key := range []string{"maximum", "maxLength", "maxItems", "maxProperties", "minimum", "minLength",
-		"minItems", "minProperties"} {
-		upper := strings.HasPrefix(key, "max")
-		was, hadBound := number(old[key])
-		is, hasBound := number(now[key])
-		switch {
-		case hasBound && (!hadBound || upper && is < was || !upper && is > was):
-			c.add(Ratcheted, path+"."+key, "tightened: %s was %s", key, formatValue(old[key]))
-		case hadBound && (!hasBound || is != was):
-			c.add(Compatible, path, "loosened: %s was %s", key, formatValue(old[key]))
-		}
-	}
-	for _, key := range []string{"exclusiveMaximum", "exclusiveMinimum"} {
-		switch was, is := old[key] == true, now[key] == true; {
-		case is && !was:
-			c.add(Ratcheted, path+"."+key, "tightened: %s is new", key)
-		case was && !is:
-			c.add(Compatible, path, "loosened: %s is removed", key)
-		}
-	}
-}
-
-// otherKeywords compares keywords whose values cannot be ordered by strictness.
-func (c *comparison) otherKeywords(path string, old, now object.Tree) {
-	for _, key := range []string{"pattern", "format", "multipleOf"} {
-		switch was, is := old[key], now[key]; {
-		case object.Equal(was, is):
-		case is == nil:
-			c.add(Compatible, path, "loosened: %s was %s", key, formatValue(was))
-		default:
-			c.add(Ratcheted, path+"."+key, "%s was %s", key, formatValue(was))
-		}
-	}
-}
-
-func (c *comparison) enum(path string, old, now object.Tree) {
-	was, had := old["enum"].([]any)
-	is, has := now["enum"].([]any)
-	if !has {
-		if had {
-			c.add(Compatible, path, "loosened: any value is allowed")
-		}
-		return
-	}
-	if !had {
-		c.add(Ratcheted, path+".enum", "enum is new")
-		return
-	}
-	for _, v := range is {
-		if !slices.ContainsFunc(was, func(w any) bool { return object.Equal(v, w) }) {
-			c.add(Compatible, path+".enum", "loosened: %s is allowed", formatValue(v))
-		}
-	}
-	for _, v := range was {
-		if !slices.ContainsFunc(is, func(n any) bool { return object.Equal(v, n) }) {
-			c.add(Ratcheted, path+".enum", "%s is no longer allowed", formatValue(v))
-		}
-	}
-}
-
-func (c *comparison) required(path string, old, now object.Tree) {
-	was := object.Strings(old, "required")
-	before, properties := child(old, "properties"), child(now, "properties")
-	for _, name := range was {
-		if !slices.Contains(object.Strings(now, "required"), name) {
-			c.add(Compatible, path, "loosened: %s is no longer required", name)
-		}
-	}
-	for _, name := range object.Strings(now, "required") {
-		b, p := child(before, name), child(properties, name)
-		switch {
-		case slices.Contains(was, name):
-			if b["default"] != nil && p["default"] == nil {
-				c.add(Breaking, path+".required",
-					"%s is required and no longer has a default: objects without it cannot be updated", name)
+	for _, k := range keywords {
+		for _, key := range strings.Fields(k.names) {
+			d := &difference{c, path, key, old, now, old.Value(key), now.Value(key)}
+			if d.was != d.is || key == "required" {
+				k.report(d)
 			}
-		case p["default"] != nil:
-			c.add(Compatible, path+".required", "%s is newly required and has a default", name)
-		default:
-			c.add(Breaking, path+".required", "%s is newly required: objects without it cannot be updated", name)
 		}
+	}
+	c.properties(path, old, now)
+	c.schema(path+".items", old.Items, now.Items)
+}
+
+// at adds a change at the keyword.
+func (d *difference) at(e Effect, what string) { d.add(e, d.path+"."+d.key, "%s", what) }
+
+// above adds a change at the schema that contains the keyword.
+func (d *difference) above(e Effect, what string) { d.add(e, d.path, "%s", what) }
+
+// change describes the change in the form "maximum was 5".
+func (d *difference) change() string { return d.key + " was " + formatValue(d.was) }
+
+func formatValue(v schema.JSON) string {
+	if v == "" || v == "null" {
+		return "not set"
+	}
+	return string(v)
+}
+
+func (d *difference) typ() {
+	eased := d.now.IntOrString && (d.old.Type == "integer" || d.old.Type == "string")
+	switch {
+	case eased || d.was == `"integer"` && d.is == `"number"`:
+		d.at(Compatible, d.change())
+	case d.was == `"number"` && d.is == `"integer"`:
+		d.at(Ratcheted, d.change())
+	default: // such a change can also drop fields
+		d.at(Breaking, d.change()+": server-side apply fails for objects with a value of the old type")
 	}
 }
 
-// rules compares x-kubernetes-validations. A rule that uses oldSelf is evaluated even for an unchanged value.
-func (c *comparison) rules(path string, old, now object.Tree) {
-	id := func(r object.Tree) string { return fmt.Sprint(object.String(r, "rule"), r["optionalOldSelf"] == true) }
-	was, is := list(old, "x-kubernetes-validations"), list(now, "x-kubernetes-validations")
-	has := func(rules []object.Tree, r object.Tree) bool {
-		return slices.ContainsFunc(rules, func(o object.Tree) bool { return id(o) == id(r) })
-	}
-	for i, r := range is {
-		rule := object.String(r, "rule")
-		at := fmt.Sprintf("%s.x-kubernetes-validations[%d].rule", path, i)
-		switch {
-		case has(was, r):
-		case strings.Contains(rule, "oldSelf"):
-			c.add(Breaking, at, "new transition rule: it is evaluated even for unchanged values")
-		default:
-			c.add(Ratcheted, at, "new rule")
-		}
-	}
-	for _, r := range was {
-		if !has(is, r) {
-			c.add(Compatible, path, "loosened: a rule is removed: %s", object.String(r, "rule"))
-		}
+// allowance compares a flag that allows more values.
+func (d *difference) allowance() {
+	switch {
+	case d.is == "true":
+		d.at(Compatible, "loosened: "+d.key+" is new")
+	case d.was == "true" && d.key == "nullable":
+		d.at(Breaking, "null values are dropped or rejected")
+	case d.was == "true":
+		d.at(Breaking, "unknown fields are no longer preserved: stored objects lose them")
 	}
 }
 
-func list(t object.Tree, key string) (all []object.Tree) {
-	values, _ := t[key].([]any)
-	for _, v := range values {
-		item, _ := v.(object.Tree)
-		all = append(all, item)
+func (d *difference) embedded() {
+	switch {
+	case d.is == "true":
+		d.at(Breaking, "a value must now have apiVersion, kind and metadata")
+	case d.was != "true":
+	case d.now.Preserve:
+		d.above(Compatible, "loosened: "+d.key+" is removed")
+	default:
+		d.above(Breaking, "apiVersion, kind and metadata are dropped unless they are properties of the schema")
 	}
+}
+
+func (d *difference) defaulted() {
+	if d.is == "" {
+		d.above(Compatible, d.change()+": objects without the field no longer get a default")
+		return
+	}
+	d.at(Compatible, d.change()+": objects without the field get the new default")
+}
+
+// merging compares a keyword that defines how server-side apply merges lists and maps. Duplicate items remain allowed
+// in a stored object that already has duplicates.
+func (d *difference) merging() {
+	switch d.is {
+	case "", `"atomic"`, `"granular"`:
+		d.at(Compatible, d.change()+": server-side apply merges differently")
+	default:
+		d.at(Ratcheted, d.change()+": duplicate items are rejected")
+	}
+}
+
+// bound compares a numeric limit.
+func (d *difference) bound() {
+	was, notBefore := strconv.ParseFloat(string(d.was), 64)
+	is, notNow := strconv.ParseFloat(string(d.is), 64)
+	if strings.HasPrefix(d.key, "min") {
+		was, is = -was, -is
+	}
+	switch {
+	case notNow == nil && (notBefore != nil || is < was):
+		d.at(Ratcheted, "tightened: "+d.change())
+	case notBefore == nil:
+		d.above(Compatible, "loosened: "+d.change())
+	}
+}
+
+func (d *difference) exclusive() {
+	switch {
+	case d.is == "true":
+		d.at(Ratcheted, "tightened: "+d.key+" is new")
+	case d.was == "true":
+		d.above(Compatible, "loosened: "+d.key+" is removed")
+	}
+}
+
+// restriction compares a keyword whose values cannot be ordered by strictness.
+func (d *difference) restriction() {
+	if d.is == "" {
+		d.above(Compatible, "loosened: "+d.change())
+		return
+	}
+	d.at(Ratcheted, d.change())
+}
+
+func (d *difference) enum() {
+	was, is := elements(d.was), elements(d.is)
+	switch {
+	case d.is == "":
+		d.above(Compatible, "loosened: any value is allowed")
+		return
+	case d.was == "":
+		d.at(Ratcheted, "enum is new")
+		return
+	}
+	for _, v := range removed(is, was) {
+		d.at(Compatible, "loosened: "+formatValue(v)+" is allowed")
+	}
+	for _, v := range removed(was, is) {
+		d.at(Ratcheted, formatValue(v)+" is no longer allowed")
+	}
+}
+
+// elements returns the elements of a list.
+func elements(list schema.JSON) (all []schema.JSON) {
+	c := object.NewCursor([]byte(list))
+	c.Elements(func(int) { all = append(all, schema.JSON(c.Raw())) })
 	return all
 }
 
-// valueValidations compares allOf, anyOf, oneOf and not. An error below one of them is ignored only while the whole
-// value is unchanged.
-func (c *comparison) valueValidations(path string, old, now object.Tree) {
-	for _, key := range []string{"allOf", "anyOf", "oneOf", "not"} {
-		was, _ := old[key].([]any)
-		is, _ := now[key].([]any)
-		whole := now["type"] == "object" || now["type"] == "array" || now["type"] == nil
+// removed returns the elements of the old list that are missing in the current list.
+func removed[E comparable](old, current []E) []E {
+	return slices.DeleteFunc(slices.Clone(old), func(e E) bool { return slices.Contains(current, e) })
+}
+
+// required compares the names of required fields. The default of such a field may also have been removed, so schema
+// calls required for equal names, too.
+func (d *difference) required() {
+	for _, name := range removed(d.old.Required, d.now.Required) {
+		d.above(Compatible, "loosened: "+name+" is no longer required")
+	}
+	for _, name := range d.now.Required {
+		had, has := d.old.Properties[name].Value("default") != "", d.now.Properties[name].Value("default") != ""
 		switch {
-		case object.Equal(old[key], now[key]):
-		case now[key] == nil, key == "anyOf" && old[key] != nil && containsAll(is, was), key == "allOf" &&
-			containsAll(was, is):
-			c.add(Compatible, path, "loosened: %s was %s", key, formatValue(old[key]))
-		case whole:
-			c.add(Breaking, path+"."+key,
-				"%s has changed: updates of an invalid object fail unless the whole value is unchanged", key)
+		case slices.Contains(d.old.Required, name):
+			if had && !has {
+				d.at(Breaking, name+" is required and no longer has a default: objects without it cannot be updated")
+			}
+		case has:
+			d.at(Compatible, name+" is newly required and has a default")
 		default:
-			c.add(Ratcheted, path+"."+key, "%s has changed", key)
+			d.at(Breaking, name+" is newly required: objects without it cannot be updated")
 		}
 	}
 }
 
-// containsAll reports whether list contains every one of the elements.
-func containsAll(list, elements []any) bool {
-	return !slices.ContainsFunc(elements, func(e any) bool {
-		return !slices.ContainsFunc(list, func(v any) bool { return object.Equal(v, e) })
-	})
+// rules compares the rules. A rule that uses oldSelf is evaluated even for an unchanged value.
+func (d *difference) rules() {
+	type rule struct {
+		text     string
+		optional bool // optionalOldSelf
+	}
+	rulesOf := func(n *schema.Node) (all []rule) {
+		for _, r := range n.Rules.All() {
+			all = append(all, rule{r.Rule, r.IsOldSelfOptional()})
+		}
+		return all
+	}
+	was, is := rulesOf(d.old), rulesOf(d.now)
+	for i, r := range is {
+		at := fmt.Sprintf("%s.%s[%d].rule", d.path, d.key, i)
+		switch {
+		case slices.Contains(was, r):
+		case strings.Contains(r.text, "oldSelf"):
+			d.add(Breaking, at, "new transition rule: it is evaluated even for unchanged values")
+		default:
+			d.add(Ratcheted, at, "new rule")
+		}
+	}
+	for _, r := range removed(was, is) {
+		d.above(Compatible, "loosened: a rule is removed: "+r.text)
+	}
+}
+
+// validations compares allOf, anyOf, oneOf or not. An error below one of them is ignored only while the whole value is
+// unchanged.
+func (d *difference) validations() {
+	was, is := elements(d.was), elements(d.is)
+	switch {
+	case d.is == "", d.key == "anyOf" && d.was != "" && len(removed(was, is)) == 0,
+		d.key == "allOf" && len(removed(is, was)) == 0:
+		d.above(Compatible, "loosened: "+d.change())
+	case slices.Contains([]string{"object", "array", ""}, d.now.WrittenType()):
+		d.at(Breaking, d.key+" has changed: updates of an invalid object fail unless the whole value is unchanged")
+	default:
+		d.at(Ratcheted, d.key+" has changed")
+	}
 }
 
 // properties compares the fields of an object.
-func (c *comparison) properties(path string, old, now object.Tree) {
-	was, is := child(old, "properties"), child(now, "properties")
-	others, more := old["additionalProperties"], now["additionalProperties"]
-	keeps := now["x-kubernetes-preserve-unknown-fields"] == true || more != nil
+func (c *comparison) properties(path string, old, now *schema.Node) {
+	was, is := old.Properties, now.Properties
+	others, more := old.Additional, now.Additional
+	keeps := now.Preserve || more != nil
 	for _, name := range slices.Sorted(maps.Keys(was)) {
 		switch _, ok := is[name]; {
 		case ok:
-			c.below(path+".properties["+name+"]", was[name], is[name])
+			c.schema(path+".properties["+name+"]", was[name], is[name])
 		case keeps:
-			c.below(path+".additionalProperties", was[name], more)
+			c.schema(path+".additionalProperties", was[name], now.Child(name))
 		default:
 			c.add(Breaking, path+".properties", "%s is removed: stored objects lose the field", name)
 		}
 	}
-	open := old["x-kubernetes-preserve-unknown-fields"] == true || others == true
+	allowsAll := func(a *schema.AdditionalProperties) bool { return a != nil && a.Schema == nil && a.Allows }
+	open := old.Preserve || allowsAll(others)
 	for _, name := range slices.Sorted(maps.Keys(is)) {
 		switch _, ok := was[name]; {
 		case ok:
@@ -303,36 +318,19 @@ func (c *comparison) properties(path string, old, now object.Tree) {
 				"%s now has a schema: server-side apply fails for stored objects in which the field has a value of "+
 					"another type", name)
 		default:
-			c.below(path+".properties["+name+"]", others, is[name])
+			c.schema(path+".properties["+name+"]", old.Child(name), is[name])
 		}
 	}
 	switch {
 	case others != nil && !keeps:
 		c.add(Breaking, path, "additionalProperties is removed: stored objects lose the fields that it allowed")
-	case open && more != nil && more != true:
+	case open && more != nil && !allowsAll(more):
 		c.add(Breaking, path+".additionalProperties",
 			"additionalProperties is now a schema: server-side apply fails for stored objects with fields of another "+
 				"type")
-	case more == true && others != true:
+	case allowsAll(more) && !allowsAll(others):
 		c.add(Compatible, path+".additionalProperties", "loosened: fields may have any value")
-	default:
-		c.below(path+".additionalProperties", others, more)
+	case others != nil && more != nil:
+		c.schema(path+".additionalProperties", others.Schema, more.Schema)
 	}
-}
-
-func number(v any) (float64, bool) {
-	switch v := v.(type) {
-	case int64:
-		return float64(v), true
-	case float64:
-		return v, true
-	}
-	return 0, false
-}
-
-func formatValue(v any) string {
-	if v == nil {
-		return "not set"
-	}
-	return string(object.AppendJSON(nil, v))
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/trellis-k8s/trellis/internal/crd/schema"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -14,10 +15,11 @@ import (
 func compare(before, after object.Tree) []change {
 	c := &comparison{}
 	c.names(specOf(before), specOf(after))
-	c.conversion(before, after)
 	old, now := versionsOf(before), versionsOf(after)
+	from, to := converterName(before), converterName(after)
+	c.conversion(from, to, len(now))
 	for _, name := range slices.Sorted(maps.Keys(old)) {
-		was := old[name].tree
+		was := old[name]
 		v, ok := now[name]
 		if !ok {
 			c.add(Breaking, "spec.versions",
@@ -25,35 +27,49 @@ func compare(before, after object.Tree) []change {
 					"fails while status.storedVersions contains the version", name)
 			continue
 		}
-		if was["served"] == true && v.tree["served"] != true {
+		if was.tree["served"] == true && v.tree["served"] != true {
 			c.add(Breaking, v.path+".served", "version %s is no longer served: clients that use it fail", name)
 		}
-		c.subresources(v.path, was, v.tree)
-		c.selectorsAndColumns(v.path, was, v.tree)
-		c.schema(v.path+".schema.openAPIV3Schema", schemaOf(was), schemaOf(v.tree))
+		c.subresources(was, v)
+		c.selectorsAndColumns(v.path, was.tree, v.tree)
+		c.schema(v.root.path, was.root.Node, v.root.Node)
 	}
-	c.storage(before, after)
+	c.storage(stored(old), stored(now), object.Name(after), to == "None")
 	return c.changes
 }
 
 type version struct {
 	path string
 	tree object.Tree
+	root *place // has no Node if the version has no valid schema
 }
 
 func versionsOf(crd object.Tree) map[string]version {
 	all := map[string]version{}
 	for i, t := range list(specOf(crd), "versions") {
-		all[object.String(t, "name")] = version{fmt.Sprintf("spec.versions[%d]", i), t}
+		path := fmt.Sprintf("spec.versions[%d]", i)
+		root := &place{path: path + ".schema.openAPIV3Schema"}
+		if js := child(child(t, "schema"), "openAPIV3Schema"); js != nil {
+			if s, err := schema.Parse(object.AppendJSON(nil, js), false); err == nil {
+				root.Node = s.Root
+			}
+		}
+		all[object.String(t, "name")] = version{path, t, root}
+	}
+	return all
+}
+
+// list returns the objects in the list at key.
+func list(t object.Tree, key string) (all []object.Tree) {
+	values, _ := t[key].([]any)
+	for _, v := range values {
+		item, _ := v.(object.Tree)
+		all = append(all, item)
 	}
 	return all
 }
 
 func specOf(crd object.Tree) object.Tree { return child(crd, "spec") }
-
-func schemaOf(version object.Tree) object.Tree {
-	return child(child(version, "schema"), "openAPIV3Schema")
-}
 
 // child returns the object in the field key of t. It returns nil if the field has no object.
 func child(t object.Tree, key string) object.Tree {
@@ -74,7 +90,7 @@ func (c *comparison) names(old, now object.Tree) {
 		for _, key := range at.keys {
 			if was := at.old[key]; was != nil && !object.Equal(was, at.now[key]) {
 				c.add(Breaking, at.path+"."+key, "%s was %s: clients that use the old value fail", key,
-					formatValue(was))
+					object.AppendJSON(nil, was))
 			}
 		}
 	}
@@ -90,16 +106,10 @@ func (c *comparison) names(old, now object.Tree) {
 	}
 }
 
-// removed returns the elements of the old list that are missing in the current list.
-func removed(old, current []string) []string {
-	return slices.DeleteFunc(slices.Clone(old), func(s string) bool { return slices.Contains(current, s) })
-}
-
 // conversion compares the conversion between versions.
-func (c *comparison) conversion(before, after object.Tree) {
-	from, to := converterName(before), converterName(after)
+func (c *comparison) conversion(from, to string, versions int) {
 	switch {
-	case from == to || len(versionsOf(after)) < 2:
+	case from == to || versions < 2:
 	case to == "None":
 		c.add(Breaking, "spec.conversion",
 			"conversion was %s and is now None: reads and writes drop the fields that the schema of the requested "+
@@ -124,22 +134,21 @@ func converterName(crd object.Tree) string {
 
 // storage compares the storage versions. If objects are not converted, a change of the storage version affects them
 // like a change of the schema.
-func (c *comparison) storage(before, after object.Tree) {
-	was, is := stored(before), stored(after)
+func (c *comparison) storage(was, is version, crd string, unconverted bool) {
 	from, to := object.String(was.tree, "name"), object.String(is.tree, "name")
 	if from == to || was.tree == nil || is.tree == nil {
 		return
 	}
 	c.add(Compatible, is.path+".storage",
 		"objects stay stored at version %s until they are rewritten: run trellis migrate %s before the version is "+
-			"removed", from, object.Name(after))
-	if converterName(after) == "None" {
-		c.schema(is.path+".schema.openAPIV3Schema", schemaOf(was.tree), schemaOf(is.tree))
+			"removed", from, crd)
+	if unconverted {
+		c.schema(is.root.path, was.root.Node, is.root.Node)
 	}
 }
 
-func stored(crd object.Tree) version {
-	for _, v := range versionsOf(crd) {
+func stored(versions map[string]version) version {
+	for _, v := range versions {
 		if v.tree["storage"] == true {
 			return v
 		}
@@ -148,9 +157,9 @@ func stored(crd object.Tree) version {
 }
 
 // subresources compares the status and scale subresources of a version.
-func (c *comparison) subresources(path string, before, after object.Tree) {
-	old, now := child(before, "subresources"), child(after, "subresources")
-	path += ".subresources"
+func (c *comparison) subresources(before, after version) {
+	old, now := child(before.tree, "subresources"), child(after.tree, "subresources")
+	path := after.path + ".subresources"
 	_, had := old["status"]
 	_, has := now["status"]
 	switch {
@@ -166,7 +175,7 @@ func (c *comparison) subresources(path string, before, after object.Tree) {
 		c.add(Breaking, path, "the scale subresource is removed: clients that use /scale fail")
 		return
 	case was == nil && is != nil:
-		c.replicas(path+".scale", is, schemaOf(after))
+		c.replicas(path+".scale", is, after.root.Node)
 		return
 	}
 	for _, key := range []string{"specReplicasPath", "statusReplicasPath", "labelSelectorPath"} {
@@ -175,20 +184,22 @@ func (c *comparison) subresources(path string, before, after object.Tree) {
 		case a == nil:
 			c.add(Compatible, path+".scale."+key, "%s is new", key)
 		default:
-			c.add(Breaking, path+".scale."+key, "%s was %s: /scale now uses another field", key, formatValue(a))
+			c.add(Breaking, path+".scale."+key, "%s was %s: /scale now uses another field", key, object.AppendJSON(nil, a))
 		}
 	}
 }
 
 // replicas reports a new scale subresource whose replicas fields can be negative according to the schema. The server
 // rejects objects with a negative number in such a field.
-func (c *comparison) replicas(path string, scale, schema object.Tree) {
+func (c *comparison) replicas(path string, scale object.Tree, root *schema.Node) {
 	for _, key := range []string{"specReplicasPath", "statusReplicasPath"} {
-		s := schema
+		n := root
 		for _, name := range strings.Split(strings.TrimPrefix(object.String(scale, key), "."), ".") {
-			s = child(child(s, "properties"), name)
+			if n != nil {
+				n = n.Properties[name]
+			}
 		}
-		if least, ok := number(s["minimum"]); !ok || least < 0 {
+		if n == nil || n.Checked().Minimum == nil || *n.Checked().Minimum < 0 {
 			c.add(Breaking, path+"."+key,
 				"the schema of the field has no minimum of 0: objects with a negative number in the field cannot be "+
 					"updated")

@@ -10,6 +10,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/trellis-k8s/trellis/internal/crd/schema"
 	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -130,7 +131,7 @@ func TestCompare(t *testing.T) {
 
 func changesOf(t *testing.T, old, now string) string {
 	w := comparison{}
-	w.schema("", yamlTree(t, old), yamlTree(t, now))
+	w.schema("", yamlNode(t, old), yamlNode(t, now))
 	var got []string
 	for _, change := range w.changes {
 		got = append(got, string(change.Effect)+" "+change.Path)
@@ -271,6 +272,15 @@ func yamlTree(t *testing.T, text string) object.Tree {
 		t.Fatal(err)
 	}
 	return tree
+}
+
+func yamlNode(t *testing.T, text string) *schema.Node {
+	t.Helper()
+	s, err := schema.Parse(object.AppendJSON(nil, yamlTree(t, text)), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Root
 }
 
 // TestElements checks that items of a typed list such as ConfigMapList may omit the kind. As in kubectl, they get the

@@ -9,10 +9,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/trellis-k8s/trellis/internal/crd"
 	"github.com/trellis-k8s/trellis/internal/crd/cel"
 	"github.com/trellis-k8s/trellis/internal/crd/crdvalidation"
-	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/crd/schema"
 )
 
 const (
@@ -56,180 +55,127 @@ type Rule struct {
 	Advice string `json:"advice,omitempty"`
 }
 
-// costs reports the rules of a CRD, most expensive first.
-func (c *checker) costs(d *document) {
+// schemas checks the schemas of a CRD and reports its rules, most expensive first.
+func (c *checker) schemas(d *document) {
 	var found []Rule
-	for _, v := range slices.Sorted(maps.Keys(versionsOf(d.tree))) {
-		version := versionsOf(d.tree)[v]
-		root := schemaOf(version.tree)
-		if root == nil {
+	versions := versionsOf(d.tree)
+	for _, name := range slices.Sorted(maps.Keys(versions)) {
+		root := versions[name].root
+		if root.Node == nil {
 			continue
 		}
-		s, err := compile(root)
-		if err != nil {
-			continue // the schema is invalid
-		}
-		w := costEstimation{root: root, rules: newRules(root), path: version.path + ".schema.openAPIV3Schema"}
-		w.walk(cel.NewRuleNode(s.Schema.Root), root, nil)
-		for _, r := range w.found {
-			r.File = d.file
-			r.Line, r.Column = d.position(r.Path)
-			found = append(found, r)
-		}
+		c.typeBesideIntOrString(d, root)
+		found = append(found, costs(d, root)...)
 	}
 	slices.SortStableFunc(found, func(a, b Rule) int { return cmp.Compare(b.Cost, a.Cost) })
 	c.report.Rules = append(c.report.Rules, found...)
 }
 
-func compile(root object.Tree) (*crd.Compiled, error) {
-	return crd.Compile(object.AppendJSON(nil, root), false)
+// costs returns the valid rules of one schema.
+func costs(d *document, root *place) (found []Rule) {
+	js := [][]byte{root.AppendJSON(nil)}
+	checker := cel.NewRuleChecker(js, func(string, bool) bool { return false })
+	root.visit(func(p *place) {
+		rules := p.Rules.All()
+		checked, err := checker.Check(p.rules())
+		if err != nil {
+			return
+		}
+		for i, r := range checked {
+			if r.Err != nil {
+				continue
+			}
+			path := fmt.Sprintf("%s.x-kubernetes-validations[%d].rule", p.path, i)
+			rule := Rule{File: d.file, Path: path, Rule: rules[i].Rule, Cost: Estimate(r.Cost),
+				Budget: crdvalidation.MaxRuleCost}
+			rule.Line, rule.Column = d.position(path)
+			if rule.Cost >= rule.Budget/reportedShare {
+				rule.Advice = p.advice(checker, i, rule.Cost)
+			}
+			found = append(found, rule)
+		}
+	})
+	return found
 }
 
-func newRules(root object.Tree) *cel.RuleChecker {
-	return cel.NewRuleChecker([][]byte{object.AppendJSON(nil, root)}, func(string, bool) bool { return false })
+// place is a schema in the schema of a version.
+type place struct {
+	*schema.Node
+	path   string
+	parent *place // nil at the root
+	// step returns the RuleNode of the place from that of the parent.
+	step func(*cel.RuleNode) *cel.RuleNode
 }
 
-// costEstimation estimates the costs of the rules of one schema.
-type costEstimation struct {
-	root  object.Tree
-	rules *cel.RuleChecker // checks rules against the original root
-	path  string
-	found []Rule
-}
-
-// schemaStep is one step into a schema: a keyword, followed by a property name for the keyword properties.
-type schemaStep struct{ keyword, name string }
-
-func (s schemaStep) String() string {
-	if s.name != "" {
-		return "." + s.keyword + "[" + s.name + "]"
-	}
-	return "." + s.keyword
-}
-
-func (s schemaStep) schema(t object.Tree) object.Tree {
-	below, _ := t[s.keyword].(object.Tree)
-	if s.name != "" {
-		below, _ = below[s.name].(object.Tree)
-	}
-	return below
-}
-
-func (s schemaStep) ruleNode(p *cel.RuleNode) *cel.RuleNode {
-	switch s.keyword {
-	case "items":
-		return p.Items()
-	case "additionalProperties":
-		return p.Additional()
-	}
-	return p.Property(s.name)
-}
-
-// steps returns the steps from a schema to the schemas directly below it.
-func steps(t object.Tree) (all []schemaStep) {
-	properties, _ := t["properties"].(object.Tree)
-	for _, name := range slices.Sorted(maps.Keys(properties)) {
-		all = append(all, schemaStep{"properties", name})
-	}
-	return append(all, schemaStep{"items", ""}, schemaStep{"additionalProperties", ""})
-}
-
-func (w *costEstimation) walk(p *cel.RuleNode, t object.Tree, at []schemaStep) {
-	if p == nil || t == nil {
+// visit calls f for p and all places below it, unless p has no schema.
+func (p *place) visit(f func(*place)) {
+	if p.Node == nil {
 		return
 	}
-	checked, err := w.rules.Check(p)
-	for i, r := range list(t, "x-kubernetes-validations") {
-		if err != nil || i >= len(checked) || checked[i].Err != nil {
-			continue // the rule is invalid
-		}
-		found := Rule{
-			Path: w.pathOf(at) + ".x-kubernetes-validations[" + strconv.Itoa(i) + "].rule",
-			Rule: object.String(r, "rule"), Cost: Estimate(checked[i].Cost), Budget: crdvalidation.MaxRuleCost,
-		}
-		if found.Cost >= found.Budget/reportedShare {
-			found.Advice = w.advice(at, i, found.Cost)
-		}
-		w.found = append(w.found, found)
+	f(p)
+	for _, name := range slices.Sorted(maps.Keys(p.Properties)) {
+		step := func(r *cel.RuleNode) *cel.RuleNode { return r.Property(name) }
+		(&place{p.Properties[name], p.path + ".properties[" + name + "]", p, step}).visit(f)
 	}
-	for _, s := range steps(t) {
-		w.walk(s.ruleNode(p), s.schema(t), append(at[:len(at):len(at)], s))
+	(&place{p.Items, p.path + ".items", p, (*cel.RuleNode).Items}).visit(f)
+	if p.Additional != nil {
+		(&place{p.Additional.Schema, p.path + ".additionalProperties", p, (*cel.RuleNode).Additional}).visit(f)
 	}
 }
 
-func (w *costEstimation) pathOf(at []schemaStep) string {
-	path := w.path
-	for _, s := range at {
-		path += s.String()
+func (p *place) rules() *cel.RuleNode {
+	if p.parent == nil {
+		return cel.NewRuleNode(p.Node)
 	}
-	return path
+	return p.step(p.parent.rules())
+}
+
+// above calls f for p, which may be nil, and all places above it, from the root.
+func (p *place) above(f func(*place)) {
+	if p != nil {
+		p.parent.above(f)
+		f(p)
+	}
 }
 
 // limits maps each type to the keyword that limits the size of its values, and to a limit to try.
 var limits = map[string]struct {
 	keyword string
+	field   func(*schema.Node) **int64
 	value   int64
-}{"array": {"maxItems", 10}, "string": {"maxLength", 63}, "object": {"maxProperties", 10}}
+}{
+	"array":  {"maxItems", func(n *schema.Node) **int64 { return &n.MaxItems }, 10},
+	"string": {"maxLength", func(n *schema.Node) **int64 { return &n.MaxLength }, 63},
+	"object": {"maxProperties", func(n *schema.Node) **int64 { return &n.MaxProperties }, 10},
+}
 
-// advice tries each missing limit above and below a rule. It returns the limit that lowers the cost most.
-func (w *costEstimation) advice(at []schemaStep, rule int, cost Estimate) string {
+// limiting contains keywords that limit the size of a value in other ways.
+var limiting = schema.SetOf("enum", "format", "properties")
+
+// advice tries each missing limit above and below a rule of p. It returns the limit that lowers the cost most. The
+// nodes are modified during the call.
+func (p *place) advice(checker *cel.RuleChecker, rule int, cost Estimate) string {
 	best, tries := "", 0
-	try := func(t object.Tree, path string) {
-		limit, ok := limits[object.String(t, "type")]
-		if !ok || t[limit.keyword] != nil || t["enum"] != nil || t["format"] != nil || t["properties"] != nil ||
-			tries >= maxTries {
+	try := func(at *place) {
+		limit, ok := limits[at.WrittenType()]
+		if !ok || at.Set&limiting != 0 || *limit.field(at.Node) != nil || tries >= maxTries {
 			return
 		}
 		tries++
-		t[limit.keyword] = limit.value
-		if lower, ok := w.cost(at); ok && lower < cost {
-			cost = lower
-			best = fmt.Sprintf("%s.%s: %d would lower the cost to %v", path, limit.keyword, limit.value, lower)
+		*limit.field(at.Node) = &limit.value
+		checked, err := checker.Check(p.rules())
+		if err == nil && checked[0].Err == nil && Estimate(checked[0].Cost) < cost {
+			cost = Estimate(checked[0].Cost)
+			best = fmt.Sprintf("%s.%s: %d would lower the cost to %v", at.path, limit.keyword, limit.value, cost)
 		}
-		delete(t, limit.keyword)
+		*limit.field(at.Node) = nil
 	}
-	own := w.root
-	for _, s := range at {
-		own = s.schema(own)
-	}
-	all, _ := own["x-kubernetes-validations"].([]any)
-	own["x-kubernetes-validations"] = all[rule : rule+1 : rule+1] // compile only this rule
-	defer func() { own["x-kubernetes-validations"] = all }()
-	t := w.root
-	for i := range at {
-		try(t, w.pathOf(at[:i]))
-		t = at[i].schema(t)
-	}
-	below(t, w.pathOf(at), try)
+	all := p.Rules
+	p.Rules = schema.Rules("[" + elements(schema.JSON(all))[rule] + "]") // check only this rule
+	defer func() { p.Rules = all }()
+	p.parent.above(try)
+	p.visit(try)
 	return best
-}
-
-// below calls f for a schema and all schemas below it.
-func below(t object.Tree, path string, f func(object.Tree, string)) {
-	if t == nil {
-		return
-	}
-	f(t, path)
-	for _, s := range steps(t) {
-		below(s.schema(t), path+s.String(), f)
-	}
-}
-
-// cost estimates the cost of the first rule at a path of the current schema, which may contain a limit to try.
-func (w *costEstimation) cost(at []schemaStep) (Estimate, bool) {
-	s, err := compile(w.root)
-	if err != nil {
-		return 0, false
-	}
-	p := cel.NewRuleNode(s.Schema.Root)
-	for _, step := range at {
-		p = step.ruleNode(p)
-	}
-	checked, err := newRules(w.root).Check(p)
-	if err != nil || len(checked) == 0 || checked[0].Err != nil {
-		return 0, false
-	}
-	return Estimate(checked[0].Cost), true
 }
 
 func (r *Rule) writeText(b *strings.Builder) {

@@ -114,17 +114,15 @@ func (c *checker) addDefaults(d *document, path string, sent, kept any, parent o
 	}
 }
 
-// typeBesideIntOrString warns of schemas in a CRD that have both type and x-kubernetes-int-or-string.
-func (c *checker) typeBesideIntOrString(d *document) {
-	for _, v := range versionsOf(d.tree) {
-		below(schemaOf(v.tree), v.path+".schema.openAPIV3Schema", func(s object.Tree, path string) {
-			if typ := object.String(s, "type"); typ != "" && s["x-kubernetes-int-or-string"] == true {
-				c.add(d, Warning, "Type", path+".type",
-					"x-kubernetes-int-or-string allows integers and strings, but defaults and values in server-side "+
-						"apply must be of type "+typ)
-			}
-		})
-	}
+// typeBesideIntOrString warns of schemas that have both type and x-kubernetes-int-or-string.
+func (c *checker) typeBesideIntOrString(d *document, root *place) {
+	root.visit(func(p *place) {
+		if typ := p.WrittenType(); typ != "" && p.IntOrString {
+			c.add(d, Warning, "Type", p.path+".type",
+				"x-kubernetes-int-or-string allows integers and strings, but defaults and values in server-side "+
+					"apply must be of type "+typ)
+		}
+	})
 }
 
 // formats adds a warning for each schema below n with the unrecognized format. The server reports each format only

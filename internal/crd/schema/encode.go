@@ -18,6 +18,15 @@ func (n *Node) AppendMembers(dst []byte, set Keywords) []byte {
 	return encoder{omitEmpty: true}.members(dst, n, n.Set&set)
 }
 
+// Value returns the JSON of a keyword, or "" if it is not set. n may be nil.
+func (n *Node) Value(keyword string) JSON {
+	i := findKeyword(keyword, 0)
+	if n == nil || i < 0 || n.Set&(1<<i) == 0 {
+		return ""
+	}
+	return JSON(encoder{}.value(nil, keywords[i].field(n)))
+}
+
 // EqualJSON reports whether two nodes, which may be nil, have the same JSON. An empty value equals a missing one if
 // upstream's Go type omits it.
 func EqualJSON(a, b *Node) bool {
