@@ -95,46 +95,51 @@ func Upgrade(ctx context.Context, oldFile, newFile string) (*Report, error) {
 		return nil, errors.New("only one of the two files can be standard input")
 	}
 	c := newChecker()
-	before, err := c.loadAll([]string{oldFile})
-	if err != nil {
-		return nil, err
+	var crds [2][]*document
+	files := []string{oldFile, newFile}
+	for i, file := range files {
+		documents, err := c.loadAll([]string{file})
+		if err != nil {
+			return nil, err
+		}
+		crds[i] = slices.DeleteFunc(documents, func(d *document) bool { return !d.isCRD() })
 	}
-	after, err := c.loadAll([]string{newFile})
-	if err != nil {
-		return nil, err
+	for i, file := range files {
+		if len(crds[i]) == 0 && len(c.report.Findings) == 0 { // findings would explain why there is no CRD
+			return nil, fmt.Errorf("%s has no CustomResourceDefinition to compare", file)
+		}
 	}
+	var err error
 	if c.scratch, err = newScratch(ctx); err != nil {
 		return nil, err
 	}
 	defer c.scratch.close()
-	if err := c.requireCRDs(oldFile, before, newFile, after); err != nil {
-		return nil, err
-	}
+	before, after := crds[0], crds[1]
 	for _, d := range after {
-		if !d.isCRD() {
+		if old := sameName(before, d); old != nil {
+			c.upgrade(ctx, old, d)
 			continue
 		}
-		i := slices.IndexFunc(before, func(o *document) bool {
-			return o.isCRD() &&
-				object.Name(o.tree) == object.Name(d.tree)
-		})
-		if i < 0 {
-			c.add(d, Note, "New", "", "the CustomResourceDefinition is not in "+oldFile)
-			c.check(ctx, d)
-			continue
-		}
-		c.upgrade(ctx, before[i], d)
+		c.add(d, Note, "New", "", "the CustomResourceDefinition is not in "+oldFile)
+		c.check(ctx, d)
 	}
-	for _, o := range before {
-		if o.isCRD() && !slices.ContainsFunc(after, func(d *document) bool {
-			return d.isCRD() &&
-				object.Name(o.tree) == object.Name(d.tree)
-		}) {
-			c.add(o, Note, "Gone", "", "the CustomResourceDefinition is not in "+newFile+
+	for _, d := range before {
+		if sameName(after, d) == nil {
+			c.add(d, Note, "Gone", "", "the CustomResourceDefinition is not in "+newFile+
 				": deleting it from a server deletes all its objects")
 		}
 	}
 	return c.finish(), nil
+}
+
+// sameName returns the document with the name of d, or nil.
+func sameName(documents []*document, d *document) *document {
+	for _, other := range documents {
+		if object.Name(other.tree) == object.Name(d.tree) {
+			return other
+		}
+	}
+	return nil
 }
 
 func newChecker() *checker {
@@ -163,10 +168,8 @@ func (c *checker) addAt(d *document, line, column int, f Finding) {
 // finish sorts the findings in the order of the files.
 func (c *checker) finish() *Report {
 	order := map[string]int{}
-	for i, d := range c.files {
-		if _, ok := order[d]; !ok {
-			order[d] = i
-		}
+	for i, file := range slices.Backward(c.files) { // a file that was read twice has its first place
+		order[file] = i
 	}
 	slices.SortStableFunc(c.report.Findings, func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(order[a.File], order[b.File]), cmp.Compare(a.Line, b.Line),
@@ -210,25 +213,8 @@ func (c *checker) upgrade(ctx context.Context, before, after *document) {
 	}
 	c.schemas(after)
 	for _, change := range compare(before.tree, after.tree) {
-		c.add(after, change.severity(), string(change.Effect), change.Path, change.What)
+		c.add(after, severities[change.Effect], string(change.Effect), change.Path, change.What)
 	}
-}
-
-// requireCRDs returns an error if one of the two files has no CRD. If there are findings already, they explain why,
-// and it returns nil.
-func (c *checker) requireCRDs(oldFile string, before []*document, newFile string, after []*document) error {
-	if len(c.report.Findings) > 0 {
-		return nil
-	}
-	for _, s := range []struct {
-		file string
-		has  []*document
-	}{{oldFile, before}, {newFile, after}} {
-		if !slices.ContainsFunc(s.has, (*document).isCRD) {
-			return fmt.Errorf("%s has no CustomResourceDefinition to compare", s.file)
-		}
-	}
-	return nil
 }
 
 func (c *checker) loadAll(files []string) (all []*document, err error) {

@@ -33,15 +33,7 @@ type change struct {
 	What   string
 }
 
-func (c change) severity() Severity {
-	switch c.Effect {
-	case Breaking:
-		return Error
-	case Ratcheted:
-		return Warning
-	}
-	return Note
-}
+var severities = map[Effect]Severity{Compatible: Note, Ratcheted: Warning, Breaking: Error}
 
 // comparison collects the changes between two states.
 type comparison struct{ changes []change }

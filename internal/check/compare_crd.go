@@ -49,10 +49,9 @@ func versionsOf(crd object.Tree) map[string]version {
 	for i, t := range list(specOf(crd), "versions") {
 		path := fmt.Sprintf("spec.versions[%d]", i)
 		root := &place{path: path + ".schema.openAPIV3Schema"}
-		if js := child(child(t, "schema"), "openAPIV3Schema"); js != nil {
-			if s, err := schema.Parse(object.AppendJSON(nil, js), false); err == nil {
-				root.Node = s.Root
-			}
+		s, err := schema.Parse(object.AppendJSON(nil, child(t, "schema")["openAPIV3Schema"]), false)
+		if err == nil {
+			root.Node = s.Root
 		}
 		all[object.String(t, "name")] = version{path, t, root}
 	}
@@ -79,24 +78,19 @@ func child(t object.Tree, key string) object.Tree {
 
 // names compares the group, the scope and the names of the kind.
 func (c *comparison) names(old, now object.Tree) {
-	for _, at := range []struct {
-		path     string
-		old, now object.Tree
-		keys     []string
-	}{
-		{"spec", old, now, []string{"group", "scope"}},
-		{"spec.names", child(old, "names"), child(now, "names"), []string{"kind", "listKind", "plural", "singular"}},
-	} {
-		for _, key := range at.keys {
-			if was := at.old[key]; was != nil && !object.Equal(was, at.now[key]) {
-				c.add(Breaking, at.path+"."+key, "%s was %s: clients that use the old value fail", key,
+	fields := func(path string, old, now object.Tree, keys ...string) {
+		for _, key := range keys {
+			if was := old[key]; was != nil && !object.Equal(was, now[key]) {
+				c.add(Breaking, path+"."+key, "%s was %s: clients that use the old value fail", key,
 					object.AppendJSON(nil, was))
 			}
 		}
 	}
+	fields("spec", old, now, "group", "scope")
+	oldNames, newNames := child(old, "names"), child(now, "names")
+	fields("spec.names", oldNames, newNames, "kind", "listKind", "plural", "singular")
 	for _, key := range []string{"shortNames", "categories"} {
-		for _, name := range removed(object.Strings(child(old, "names"), key),
-			object.Strings(child(now, "names"), key)) {
+		for _, name := range removed(object.Strings(oldNames, key), object.Strings(newNames, key)) {
 			c.add(Breaking, "spec.names."+key, "%s is removed: clients that use this name fail", name)
 		}
 	}
@@ -184,7 +178,8 @@ func (c *comparison) subresources(before, after version) {
 		case a == nil:
 			c.add(Compatible, path+".scale."+key, "%s is new", key)
 		default:
-			c.add(Breaking, path+".scale."+key, "%s was %s: /scale now uses another field", key, object.AppendJSON(nil, a))
+			c.add(Breaking, path+".scale."+key, "%s was %s: /scale now uses another field", key,
+				object.AppendJSON(nil, a))
 		}
 	}
 }

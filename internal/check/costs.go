@@ -61,10 +61,13 @@ func (c *checker) schemas(d *document) {
 	versions := versionsOf(d.tree)
 	for _, name := range slices.Sorted(maps.Keys(versions)) {
 		root := versions[name].root
-		if root.Node == nil {
-			continue
-		}
-		c.typeBesideIntOrString(d, root)
+		root.visit(func(p *place) {
+			if typ := p.WrittenType(); typ != "" && p.IntOrString {
+				c.add(d, Warning, "Type", p.path+".type",
+					"x-kubernetes-int-or-string allows integers and strings, but defaults and values in server-side "+
+						"apply must be of type "+typ)
+			}
+		})
 		found = append(found, costs(d, root)...)
 	}
 	slices.SortStableFunc(found, func(a, b Rule) int { return cmp.Compare(b.Cost, a.Cost) })
@@ -73,6 +76,9 @@ func (c *checker) schemas(d *document) {
 
 // costs returns the valid rules of one schema.
 func costs(d *document, root *place) (found []Rule) {
+	if root.Node == nil {
+		return nil
+	}
 	js := [][]byte{root.AppendJSON(nil)}
 	checker := cel.NewRuleChecker(js, func(string, bool) bool { return false })
 	root.visit(func(p *place) {

@@ -9,7 +9,6 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -46,40 +45,26 @@ func (c *checker) addRejection(d *document, err error) {
 			c.add(d, Note, "NotChecked", "", "rules were not evaluated because of other errors")
 			continue
 		}
-		c.add(d, Error, reasonOf(cause), cause.Field, cause.Message)
+		c.add(d, Error, strings.TrimPrefix(string(cause.Type), "FieldValue"), cause.Field, cause.Message)
 	}
-}
-
-func reasonOf(cause metav1.StatusCause) string {
-	return strings.TrimPrefix(string(cause.Type), "FieldValue")
 }
 
 // warnings adds a finding for each warning of a server.
 func (c *checker) warnings(d *document, warnings []string) {
 	for _, w := range warnings {
-		if path, ok := quoted(w, "unknown field "); ok {
-			c.add(d, Warning, "Pruned", path, "the field is not in the schema and is dropped")
-			continue
+		what, rest, _ := strings.Cut(w, ` "`)
+		value, err := strconv.Unquote(`"` + rest)
+		switch {
+		case err == nil && what == "unknown field":
+			c.add(d, Warning, "Pruned", value, "the field is not in the schema and is dropped")
+		case err == nil && what == "duplicate field":
+			c.add(d, Warning, "Duplicate", value, "the field occurs twice: the last value is used")
+		case err == nil && what == "unrecognized format":
+			c.formats(d, d.node, value)
+		default:
+			c.add(d, Warning, "Warning", "", w)
 		}
-		if path, ok := quoted(w, "duplicate field "); ok {
-			c.add(d, Warning, "Duplicate", path, "the field occurs twice: the last value is used")
-			continue
-		}
-		if format, ok := quoted(w, "unrecognized format "); ok {
-			c.formats(d, d.node, format)
-			continue
-		}
-		c.add(d, Warning, "Warning", "", w)
 	}
-}
-
-func quoted(text, prefix string) (string, bool) {
-	rest, ok := strings.CutPrefix(text, prefix)
-	if !ok {
-		return "", false
-	}
-	out, err := strconv.Unquote(rest)
-	return out, err == nil
 }
 
 // defaulted adds a note for each value that a server adds to d from the defaults of the schema.
@@ -112,17 +97,6 @@ func (c *checker) addDefaults(d *document, path string, sent, kept any, parent o
 			c.addDefaults(d, path+"["+strconv.Itoa(i)+"]", before[i], kept[i], nil, "")
 		}
 	}
-}
-
-// typeBesideIntOrString warns of schemas that have both type and x-kubernetes-int-or-string.
-func (c *checker) typeBesideIntOrString(d *document, root *place) {
-	root.visit(func(p *place) {
-		if typ := p.WrittenType(); typ != "" && p.IntOrString {
-			c.add(d, Warning, "Type", p.path+".type",
-				"x-kubernetes-int-or-string allows integers and strings, but defaults and values in server-side "+
-					"apply must be of type "+typ)
-		}
-	})
 }
 
 // formats adds a warning for each schema below n with the unrecognized format. The server reports each format only

@@ -140,7 +140,7 @@ func (d *document) decode(text []byte, c *checker) []*document {
 	d.tree = t
 	c.booleans(d, d.node)
 	for _, message := range duplicates {
-		c.duplicates(d, message)
+		c.addParserErrors(d, "Duplicate", message)
 	}
 	items, ok := t["items"].([]any)
 	if kind := object.String(t, "kind"); ok && strings.HasSuffix(kind, "List") || kind == "List" {

@@ -14,8 +14,10 @@ func (d *document) position(path string) (line, column int) {
 		return d.line + 1, 1
 	}
 	key, _, whole := find(d.node, path)
-	if own, ok := versionPath(path); !whole && ok {
-		key, _, _ = find(d.node, own)
+	for prefix, target := range sharedFields {
+		if rest, ok := strings.CutPrefix(path, prefix); ok && !whole {
+			key, _, _ = find(d.node, target+rest)
+		}
 	}
 	return d.line + key.Line, key.Column
 }
@@ -79,15 +81,4 @@ var sharedFields = map[string]string{
 	"spec.subresources":             "spec.versions[0].subresources",
 	"spec.additionalPrinterColumns": "spec.versions[0].additionalPrinterColumns",
 	"spec.selectableFields":         "spec.versions[0].selectableFields",
-}
-
-// versionPath translates the path of a shared field at the top of spec to its path in the first version. ok is false
-// for other paths.
-func versionPath(path string) (inVersion string, ok bool) {
-	for prefix, target := range sharedFields {
-		if rest, ok := strings.CutPrefix(path, prefix); ok {
-			return target + rest, true
-		}
-	}
-	return "", false
 }

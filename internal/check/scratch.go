@@ -70,29 +70,21 @@ func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []str
 	if err != nil {
 		return nil, nil, err
 	}
-	clearServerFields(object.Metadata(t))
+	// only a server sets these fields, and manifests that were read from a server contain them
+	for _, k := range []string{"resourceVersion", "uid", "creationTimestamp", "deletionTimestamp", "generation",
+		"managedFields", "selfLink"} {
+		delete(object.Metadata(t), k)
+	}
 	caller, warnings := newCaller(target.Version)
-	caller.DryRun = !isPrerequisite(target.Version.Definition) // several objects in the files may have the same name
+	// Other objects depend on the objects of two kinds. Several other objects in the files may have the same name.
+	kind := target.Version.Definition.Names.Kind
+	caller.DryRun = kind != "CustomResourceDefinition" && kind != "Namespace"
 	o, err := s.engine.Create(ctx, target, verb.Body{Tree: t}, caller)
 	if err != nil {
 		return nil, *warnings, err
 	}
 	created, err := o.Packed().Tree(o.Revision)
 	return created, *warnings, err
-}
-
-// clearServerFields removes the metadata that only a server sets. Manifests can contain them if they were read from a
-// server.
-func clearServerFields(md object.Tree) {
-	for _, k := range []string{"resourceVersion", "uid", "creationTimestamp", "deletionTimestamp", "generation",
-		"managedFields", "selfLink"} {
-		delete(md, k)
-	}
-}
-
-// isPrerequisite reports whether other objects depend on objects of the kind.
-func isPrerequisite(d *resource.Definition) bool {
-	return d.Names.Kind == "CustomResourceDefinition" || d.Names.Kind == "Namespace"
 }
 
 // update replaces the stored object that has the same name as t.
@@ -141,7 +133,7 @@ func (s *scratch) target(ctx context.Context, t object.Tree) (verb.Target, error
 		}
 		target := verb.Target{Version: v}
 		if d.Namespaced {
-			target.Namespace = s.namespaceOf(t)
+			target.Namespace = cmp.Or(object.Namespace(t), metav1.NamespaceDefault)
 			err = s.ensureNamespace(ctx, target.Namespace)
 		}
 		return target, err
@@ -171,13 +163,6 @@ type unknownKind struct{ schema.GroupKind }
 
 func (k unknownKind) Error() string {
 	return "unknown kind " + k.String()
-}
-
-func (s *scratch) namespaceOf(t object.Tree) string {
-	if name := object.Namespace(t); name != "" {
-		return name
-	}
-	return metav1.NamespaceDefault
 }
 
 func (s *scratch) ensureNamespace(ctx context.Context, name string) error {

@@ -2,6 +2,7 @@ package check
 
 import (
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -12,11 +13,6 @@ var atLine = regexp.MustCompile(`(?m)^(?:yaml:)? *line (\d+): (.*)$`)
 // syntax reports a syntax error.
 func (c *checker) syntax(d *document, err error) {
 	c.addParserErrors(d, "Syntax", strings.TrimPrefix(err.Error(), "yaml: "))
-}
-
-// duplicates reports duplicate keys.
-func (c *checker) duplicates(d *document, message string) {
-	c.addParserErrors(d, "Duplicate", message)
 }
 
 // addParserErrors adds a finding for each line in a parser's message.
@@ -37,11 +33,7 @@ func (c *checker) addParserErrors(d *document, reason, message string) {
 // countsFromZero reports whether the line number in an error of go.yaml.in/yaml/v3 counts from 0. This is the case
 // for errors of its parser, while errors of its scanner count from 1.
 func countsFromZero(problem string) bool {
-	for _, of := range []string{"<document start>", "node content", "'-' indicator", "key", "',' or ']'",
-		"',' or '}'"} {
-		if problem == "did not find expected "+of {
-			return true
-		}
-	}
-	return problem == "found undefined tag handle"
+	expected, ok := strings.CutPrefix(problem, "did not find expected ")
+	return problem == "found undefined tag handle" || ok && slices.Contains([]string{"<document start>", "node content",
+		"'-' indicator", "key", "',' or ']'", "',' or '}'"}, expected)
 }
