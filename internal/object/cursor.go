@@ -55,6 +55,31 @@ func (c *Cursor) Elements(f func(index int)) {
 	}
 }
 
+// Fields reads the members of the object at the cursor. Each key of fields is the name of a member, and its value is a
+// pointer to the variable for the member's value, or a function that reads the value. A variable is a string, a
+// boolean, an int32, a list of strings, or a Raw. Other members are skipped.
+func (c *Cursor) Fields(fields map[string]any) {
+	c.Members(func(key string) {
+		switch to := fields[key].(type) {
+		case *string:
+			*to = c.Text()
+		case *bool:
+			*to = c.Bool()
+		case *int32:
+			*to = int32(c.Int())
+		case *[]string:
+			*to = c.Texts()
+		case *Raw:
+			*to = Raw(c.Raw())
+		case func():
+			to()
+		}
+	})
+}
+
+// Raw is the JSON of a value.
+type Raw string
+
 // readValue calls read with the cursor at a value, then moves past that value and a following comma. It returns
 // false if the JSON is malformed.
 func (c *Cursor) readValue(read func()) bool {

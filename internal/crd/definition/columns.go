@@ -13,32 +13,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// PrinterColumn is an entry of additionalPrinterColumns in a CRD.
-type PrinterColumn struct {
-	Name, Typ, format, description, JsonPath string
+// printerColumn is an entry of additionalPrinterColumns in a CRD.
+type printerColumn struct {
+	name, typ, format, description, jsonPath string
 	priority                                 int32
 }
 
-func readPrinterColumns(c *object.Cursor) []PrinterColumn {
-	var all []PrinterColumn
+func readPrinterColumns(c *object.Cursor) (all []printerColumn) {
 	c.Elements(func(int) {
-		var p PrinterColumn
-		c.Members(func(key string) {
-			switch key {
-			case "name":
-				p.Name = c.Text()
-			case "type":
-				p.Typ = c.Text()
-			case "format":
-				p.format = c.Text()
-			case "description":
-				p.description = c.Text()
-			case "jsonPath":
-				p.JsonPath = c.Text()
-			case "priority":
-				p.priority = int32(c.Int())
-			}
-		})
+		var p printerColumn
+		c.Fields(map[string]any{"name": &p.name, "type": &p.typ, "format": &p.format, "description": &p.description,
+			"jsonPath": &p.jsonPath, "priority": &p.priority})
 		all = append(all, p)
 	})
 	return all
@@ -49,23 +34,23 @@ var defaultColumns = sync.OnceValue(func() []resource.Column {
 	return []resource.Column{resource.NameColumn(), resource.AgeColumn("date")}
 })
 
-// CompileColumns compiles columns and adds the name column in front. If a JSONPath is invalid, it omits this column
+// compileColumns compiles columns and adds the name column in front. If a JSONPath is invalid, it omits this column
 // and all later columns, as upstream does.
-func CompileColumns(printers []PrinterColumn) []resource.Column {
+func compileColumns(printers []printerColumn) []resource.Column {
 	all := make([]resource.Column, 1, len(printers)+1)
 	all[0] = resource.NameColumn()
 	for _, p := range printers {
 		col := resource.Column{
-			Name: p.Name, Type: p.Typ, Format: p.format, Description: p.description, Priority: p.priority,
-			Age: p.Typ == "date",
+			Name: p.name, Type: p.typ, Format: p.format, Description: p.description, Priority: p.priority,
+			Age: p.typ == "date",
 		}
 		if col.Description == "" {
-			col.Description = "Custom resource definition column (in JSONPath format): " + p.JsonPath
+			col.Description = "Custom resource definition column (in JSONPath format): " + p.jsonPath
 		}
-		if path, ok := parsePlainPath(p.JsonPath); ok && storedAsServed(path) {
+		if path, ok := parsePlainPath(p.jsonPath); ok && storedAsServed(path) {
 			col.Path = path
-		} else if cell := NewPathCell(p); cell != nil {
-			col.Cell = cell.Value
+		} else if cell := newPathCell(p); cell != nil {
+			col.Cell = cell.value
 		} else {
 			break
 		}
@@ -126,11 +111,11 @@ type pathCell struct {
 	bad   bool
 }
 
-// NewPathCell returns nil if the JSONPath is invalid. A JSONPath that matches wellFormedPath is valid, and is
+// newPathCell returns nil if the JSONPath is invalid. A JSONPath that matches wellFormedPath is valid, and is
 // compiled on first use. Other JSONPaths are rare and are compiled immediately.
-func NewPathCell(p PrinterColumn) *pathCell {
-	cell := &pathCell{column: resource.Column{Type: p.Typ}, jsonPath: p.JsonPath}
-	if !wellFormedPath().MatchString(p.JsonPath) && !cell.compile() {
+func newPathCell(p printerColumn) *pathCell {
+	cell := &pathCell{column: resource.Column{Type: p.typ}, jsonPath: p.jsonPath}
+	if !wellFormedPath().MatchString(p.jsonPath) && !cell.compile() {
 		return nil
 	}
 	return cell
@@ -178,7 +163,7 @@ func splitAtWildcards(path string) (parts []string) {
 	return append(parts, path[start:])
 }
 
-func (p *pathCell) Value(t object.Tree) any {
+func (p *pathCell) value(t object.Tree) any {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.compile() {

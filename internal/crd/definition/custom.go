@@ -50,7 +50,7 @@ func FromCRD(r *storage.Record) *resource.Definition {
 			Key: r.Key, Revision: r.Modified,
 			Migrating:             h.migrating,
 			ConversionUnavailable: h.unreachable, Conversion: h.conversion(),
-			SpecHash: sync.OnceValue(func() uint64 { return specHash(js, h.declared) }),
+			SpecHash: sync.OnceValue(func() uint64 { return specHash(js, string(h.declared)) }),
 			Accepted: h.accepted,
 		},
 	}
@@ -98,7 +98,7 @@ func (h *crdHeader) version(d *resource.Definition, vh *versionHeader) *resource
 		}
 	}
 	if len(vh.columns) > 0 {
-		v.Columns = CompileColumns(vh.columns)
+		v.Columns = compileColumns(vh.columns)
 	}
 	for _, path := range vh.selectable {
 		field := resource.SelectableField{Name: strings.TrimPrefix(path, "."), Path: fieldNames(path)}

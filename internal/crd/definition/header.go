@@ -19,8 +19,8 @@ type crdHeader struct {
 	migrating       bool
 	unreachable     bool
 	strategy        string
-	webhook         string // raw JSON of spec.conversion.webhook
-	declared        string // raw JSON of the annotation ConversionAnnotation
+	webhook         object.Raw // raw JSON of spec.conversion.webhook
+	declared        object.Raw // raw JSON of the annotation ConversionAnnotation
 	versions        []versionHeader
 }
 
@@ -32,7 +32,7 @@ type versionHeader struct {
 	schema                      string // raw JSON of openAPIV3Schema, "" if there is none
 	status                      bool
 	scale                       *resource.Scale
-	columns                     []PrinterColumn
+	columns                     []printerColumn
 	selectable                  []string
 }
 
@@ -40,172 +40,111 @@ type versionHeader struct {
 func readCRDHeader(js []byte) *crdHeader {
 	h := &crdHeader{}
 	c := object.NewCursor(js)
-	c.Members(func(key string) {
-		switch key {
-		case "metadata":
-			c.Members(func(key string) { h.metadata(c, key) })
-		case "spec":
-			c.Members(func(key string) { h.spec(c, key) })
-		case "status":
-			c.Members(func(key string) { h.status(c, key) })
-		}
+	var deleted, scope string
+	c.Fields(map[string]any{
+		"metadata": func() {
+			c.Fields(map[string]any{
+				"deletionTimestamp": &deleted,
+				"annotations":       func() { c.Fields(map[string]any{resource.ConversionAnnotation: &h.declared}) },
+			})
+		},
+		"spec": func() {
+			c.Fields(map[string]any{
+				"group":                 &h.group,
+				"names":                 func() { h.names = readNames(c) },
+				"scope":                 &scope,
+				"preserveUnknownFields": &h.preserve,
+				"conversion": func() {
+					c.Fields(map[string]any{"strategy": &h.strategy, "webhook": &h.webhook})
+				},
+				"versions": func() {
+					c.Elements(func(int) { h.versions = append(h.versions, readVersion(c)) })
+				},
+			})
+		},
+		"status": func() {
+			c.Fields(map[string]any{
+				"acceptedNames": func() { h.accepted = readNames(c) },
+				"conditions":    func() { c.Elements(func(int) { h.condition(c) }) },
+			})
+		},
 	})
+	h.namespaced = scope == "Namespaced"
+	h.terminating = h.terminating || deleted != ""
 	return h
 }
 
-func (h *crdHeader) metadata(c *object.Cursor, key string) {
-	switch key {
-	case "deletionTimestamp":
-		h.terminating = c.Text() != ""
-	case "annotations":
-		c.Members(func(key string) {
-			if key == resource.ConversionAnnotation {
-				h.declared = c.Raw()
-			}
-		})
+func (h *crdHeader) condition(c *object.Cursor) {
+	var name, status string
+	c.Fields(map[string]any{"type": &name, "status": &status})
+	switch name {
+	case "Established":
+		h.established = status == "True"
+	case "Terminating":
+		h.terminating = h.terminating || status == "True"
+	case resource.StorageMigrating:
+		h.migrating = status == "True"
+	case resource.WebhookReachable:
+		h.unreachable = status == "False"
 	}
 }
 
 func (h *crdHeader) conversion() (out resource.Conversion) {
 	if h.strategy == "Webhook" {
-		out.Webhook = h.webhook
+		out.Webhook = string(h.webhook)
 	} else {
-		out.Declared = h.declared
+		out.Declared = string(h.declared)
 	}
 	return out
 }
 
-func (h *crdHeader) spec(c *object.Cursor, key string) {
-	switch key {
-	case "group":
-		h.group = c.Text()
-	case "names":
-		h.names = readNames(c)
-	case "scope":
-		h.namespaced = c.Text() == "Namespaced"
-	case "preserveUnknownFields":
-		h.preserve = c.Bool()
-	case "conversion":
-		c.Members(func(key string) {
-			switch key {
-			case "strategy":
-				h.strategy = c.Text()
-			case "webhook":
-				h.webhook = c.Raw()
-			}
-		})
-	case "versions":
-		c.Elements(func(int) {
-			v := versionHeader{}
-			c.Members(func(key string) { v.read(c, key) })
-			h.versions = append(h.versions, v)
-		})
-	}
-}
-
-func (h *crdHeader) status(c *object.Cursor, key string) {
-	switch key {
-	case "acceptedNames":
-		h.accepted = readNames(c)
-	case "conditions":
-		c.Elements(func(int) {
-			var condition, status string
-			c.Members(func(key string) {
-				switch key {
-				case "type":
-					condition = c.Text()
-				case "status":
-					status = c.Text()
-				}
-			})
-			switch condition {
-			case "Established":
-				h.established = status == "True"
-			case "Terminating":
-				h.terminating = h.terminating || status == "True"
-			case resource.StorageMigrating:
-				h.migrating = status == "True"
-			case resource.WebhookReachable:
-				h.unreachable = status == "False"
-			}
-		})
-	}
-}
-
 func readNames(c *object.Cursor) (n resource.Names) {
-	c.Members(func(key string) {
-		switch key {
-		case "plural":
-			n.Plural = c.Text()
-		case "singular":
-			n.Singular = c.Text()
-		case "kind":
-			n.Kind = c.Text()
-		case "listKind":
-			n.ListKind = c.Text()
-		case "shortNames":
-			n.ShortNames = c.Texts()
-		case "categories":
-			n.Categories = c.Texts()
-		}
-	})
+	c.Fields(map[string]any{"plural": &n.Plural, "singular": &n.Singular, "kind": &n.Kind, "listKind": &n.ListKind,
+		"shortNames": &n.ShortNames, "categories": &n.Categories})
 	return n
 }
 
-func (v *versionHeader) read(c *object.Cursor, key string) {
-	switch key {
-	case "name":
-		v.name = c.Text()
-	case "served":
-		v.served = c.Bool()
-	case "storage":
-		v.storage = c.Bool()
-	case "deprecated":
-		v.deprecated = c.Bool()
-	case "deprecationWarning":
-		v.hasWarning = c.Kind() == '"'
-		v.warning = c.Text()
-	case "schema":
-		c.Members(func(key string) {
-			if key == "openAPIV3Schema" && c.Kind() == '{' {
-				v.schema = c.Raw()
-			}
-		})
-	case "subresources":
-		c.Members(func(key string) { v.subresource(c, key) })
-	case "additionalPrinterColumns":
-		v.columns = readPrinterColumns(c)
-	case "selectableFields":
-		c.Elements(func(int) {
-			c.Members(func(key string) {
-				if key == "jsonPath" {
-					v.selectable = append(v.selectable, c.Text())
+func readVersion(c *object.Cursor) (v versionHeader) {
+	c.Fields(map[string]any{
+		"name": &v.name, "served": &v.served, "storage": &v.storage, "deprecated": &v.deprecated,
+		"deprecationWarning": func() {
+			v.hasWarning = c.Kind() == '"'
+			v.warning = c.Text()
+		},
+		"schema": func() {
+			c.Fields(map[string]any{"openAPIV3Schema": func() {
+				if c.Kind() == '{' {
+					v.schema = c.Raw()
+				}
+			}})
+		},
+		"subresources": func() {
+			c.Fields(map[string]any{
+				"status": func() { v.status = c.Kind() == '{' },
+				"scale":  func() { v.scale = readScale(c) },
+			})
+		},
+		"additionalPrinterColumns": func() { v.columns = readPrinterColumns(c) },
+		"selectableFields": func() {
+			c.Elements(func(int) {
+				var path string
+				if c.Fields(map[string]any{"jsonPath": &path}); path != "" {
+					v.selectable = append(v.selectable, path)
 				}
 			})
-		})
-	}
+		},
+	})
+	return v
 }
 
-func (v *versionHeader) subresource(c *object.Cursor, key string) {
+func readScale(c *object.Cursor) *resource.Scale {
 	if c.Kind() != '{' {
-		return
+		return nil
 	}
-	switch key {
-	case "status":
-		v.status = true
-	case "scale":
-		v.scale = &resource.Scale{ByPath: true}
-		c.Members(func(key string) {
-			switch key {
-			case "specReplicasPath":
-				v.scale.SpecReplicas = fieldNames(c.Text())
-			case "statusReplicasPath":
-				v.scale.StatusReplicas = fieldNames(c.Text())
-			case "labelSelectorPath":
-				v.scale.LabelSelector = fieldNames(c.Text())
-			}
-		})
-	}
+	var spec, status, selector string
+	c.Fields(map[string]any{"specReplicasPath": &spec, "statusReplicasPath": &status, "labelSelectorPath": &selector})
+	return &resource.Scale{SpecReplicas: fieldNames(spec), StatusReplicas: fieldNames(status),
+		LabelSelector: fieldNames(selector), ByPath: true}
 }
 
 // fieldNames splits a simple JSONPath, such as ".spec.replicas", at every dot. Upstream does the same for scale

@@ -17,27 +17,19 @@ func (r Rules) All() (all []Rule) {
 	c := object.NewCursor([]byte(r))
 	c.Elements(func(int) {
 		var r Rule
-		c.Members(func(key string) {
-			switch key {
-			case "rule":
-				r.Rule = c.Text()
-			case "message":
-				r.Message = c.Text()
-			case "messageExpression":
-				r.MessageExpression = c.Text()
-			case "fieldPath":
-				r.FieldPath = c.Text()
-			case "reason":
+		c.Fields(map[string]any{
+			"rule": &r.Rule, "message": &r.Message, "messageExpression": &r.MessageExpression,
+			"fieldPath": &r.FieldPath,
+			"reason": func() {
 				if c.Kind() == '"' {
-					reason := c.Text()
-					r.Reason = &reason
+					r.Reason = new(c.Text())
 				}
-			case "optionalOldSelf":
+			},
+			"optionalOldSelf": func() {
 				if c.Kind() != 'n' {
-					optional := c.Bool()
-					r.OptionalOldSelf = &optional
+					r.OptionalOldSelf = new(c.Bool())
 				}
-			}
+			},
 		})
 		all = append(all, r)
 	})
