@@ -20,7 +20,7 @@ import (
 // the tunnel server for each dial, and Trellis uses one connection for all dials. Each subject is measured with
 // the client of its API server.
 const (
-	grpcMode        = "grpc"
+	grpcMode    = "grpc"
 	connectMode = "http-connect"
 )
 

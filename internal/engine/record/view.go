@@ -8,8 +8,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/trellis-k8s/trellis/internal/crd/conversion"
 	"github.com/trellis-k8s/trellis/internal/crd"
+	"github.com/trellis-k8s/trellis/internal/crd/conversion"
 	"github.com/trellis-k8s/trellis/internal/engine/verb"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
