@@ -21,6 +21,7 @@ type RuleNode struct {
 
 // CheckedRule is the result of checking one entry of x-kubernetes-validations.
 type CheckedRule struct {
+	Rule              schema.Rule
 	Err, MessageErr   *apicel.Error // errors of rule and messageExpression
 	HasMessage        bool          // messageExpression is set and compiles
 	UsesOldSelf       bool
@@ -151,8 +152,11 @@ func (c *RuleChecker) Check(p *RuleNode) ([]CheckedRule, error) {
 	}
 	out := make([]CheckedRule, len(rules))
 	for i, r := range rules {
-		out[i] = CheckedRule{r.err, r.messageErr, r.err == nil && r.messageErr == nil && r.MessageExpression != "",
-			r.usesOldSelf, multiply(r.cost, *count), r.messageCost}
+		out[i] = CheckedRule{
+			Rule: r.Rule, Err: r.err, MessageErr: r.messageErr,
+			HasMessage:  r.err == nil && r.messageErr == nil && r.MessageExpression != "",
+			UsesOldSelf: r.usesOldSelf, Cost: multiply(r.cost, *count), MessageCost: r.messageCost,
+		}
 	}
 	return out, nil
 }

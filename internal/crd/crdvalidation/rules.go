@@ -69,12 +69,8 @@ func (w *walker) compiledRules(n *schema.Node, path *field.Path, at schemaContex
 		w.ruleErrs = append(w.ruleErrs, field.InternalError(path.Child(rulesField), err))
 		return
 	}
-	if len(checked) == 0 {
-		return
-	}
-	rules := n.Rules.All()
 	for i, c := range checked {
-		r, at, uncorrelatable := upstreamRule(rules[i]), path.Child(rulesField).Index(i), at.uncorrelatable
+		r, at, uncorrelatable := upstreamRule(c.Rule), path.Child(rulesField).Index(i), at.uncorrelatable
 		w.cost(at.Child("rule"), "estimated rule cost", c.Cost)
 		if c.Err != nil && c.Err.Type == apicel.ErrorTypeRequired {
 			w.ruleErrs = append(w.ruleErrs, field.Required(at.Child("rule"), c.Err.Detail))

@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"testing"
 	"weak"
+
+	"github.com/trellis-k8s/trellis/internal/crd"
 )
 
 // TestUnusedSchemaIsEvicted checks that a compiled schema stays cached while it is used, and is evicted afterwards.
@@ -27,6 +29,19 @@ func TestUnusedSchemaIsEvicted(t *testing.T) {
 	again, err := c.get()
 	if err != nil || again.Fingerprint() != first.Fingerprint() {
 		t.Fatalf("compiled again: got error %v, want an equal schema", err)
+	}
+}
+
+// TestValidatedSchemaIsUsed checks that the first use of a kind takes the schema that the validation of its CRD has
+// compiled.
+func TestValidatedSchemaIsUsed(t *testing.T) {
+	const js = `{"type":"object","properties":{"validated":{"type":"string"}}}`
+	want, err := crd.Compile([]byte(js), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := (&compiledSchema{raw: js}).get(); got != want || err != nil {
+		t.Errorf("the schema was compiled again: %v", err)
 	}
 }
 

@@ -58,14 +58,6 @@ func SetOf(names ...string) (set Keywords) {
 	return set
 }
 
-// Names returns the sorted names of the keywords in the set.
-func (set Keywords) Names() (names []string) {
-	for i := range set.indices() {
-		names = append(names, keywords[i].name)
-	}
-	return names
-}
-
 // indices returns the indices of the keywords in the set, in increasing order.
 func (set Keywords) indices() iter.Seq[int] {
 	return func(yield func(int) bool) {

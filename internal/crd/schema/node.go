@@ -188,7 +188,7 @@ func (n *Node) Child(name string) *Node {
 }
 
 // HasRules reports whether there are rules at or below n, which may be nil.
-func (n *Node) HasRules() bool { return n.Has(WithRules) }
+func (n *Node) HasRules() bool { return n.Has(withRules) }
 
 // WrittenType returns the type in the JSON.
 func (n *Node) WrittenType() string {

@@ -9,7 +9,7 @@ const (
 	Defaults          traits = 1 << iota // default
 	ListTypes                            // x-kubernetes-list-type set or map
 	EmbeddedResources                    // x-kubernetes-embedded-resource
-	WithRules                            // x-kubernetes-validations
+	withRules                            // x-kubernetes-validations
 	Unsupported                          // keywords that cannot be in a structural schema
 	Mistyped                             // a type that upstream does not publish
 )
@@ -29,12 +29,12 @@ func (n *Node) ownTraits() (own traits) {
 		own |= EmbeddedResources
 	}
 	if n.Rules != "" {
-		own |= WithRules
+		own |= withRules
 	}
 	if n.isUnsupported() {
 		own |= Unsupported
 	}
-	if typeNamed(n.Type) == UnknownType || n.Embedded && n.WrittenType() == "" && !n.IntOrString {
+	if typeNamed(n.Type) == unknownType || n.Embedded && n.WrittenType() == "" && !n.IntOrString {
 		own |= Mistyped
 	}
 	return own

@@ -25,7 +25,7 @@ const (
 	Integer
 	Number
 	Boolean
-	UnknownType
+	unknownType
 )
 
 // TypesOf returns the types that n allows. 0 means any type.
@@ -54,7 +54,7 @@ func typeNamed(name string) TypeSet {
 	case "boolean":
 		return Boolean
 	}
-	return UnknownType
+	return unknownType
 }
 
 // TypeText returns n's type as errors print it.

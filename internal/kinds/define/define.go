@@ -116,7 +116,7 @@ func (e *Entry) defineStored(d *resource.Definition) {
 func (e *Entry) defineReview(d *resource.Definition) {
 	d.Namespaced = e.Review.NamespaceScoped()
 	d.Verbs = []string{"create"}
-	goType := TypeAt(e.Versions[0], d.Names)
+	goType := typeAt(e.Versions[0], d.Names)
 	d.Behavior.Review = func(ctx context.Context, t object.Tree) (object.Tree, error) {
 		obj, err := goType.ToInternal(t)
 		if err != nil {
@@ -138,7 +138,7 @@ func (e *Entry) version(d *resource.Definition, gv schema.GroupVersion, index in
 		Served:       true,
 		Status:       e.Status != nil,
 		Scale:        e.Scale,
-		Type:         TypeAt(gv, d.Names),
+		Type:         typeAt(gv, d.Names),
 
 		Deprecated:         e.Warning != "",
 		DeprecationWarning: e.Warning,

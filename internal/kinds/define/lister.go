@@ -27,7 +27,7 @@ type Lister struct {
 func NewLister(head func() *storage.Snapshot, kind schema.GroupVersionKind) Lister {
 	plural, _ := meta.UnsafeGuessKindToResource(kind)
 	return Lister{"/registry/" + plural.Resource + "/", head, plural.GroupResource(),
-		TypeAt(kind.GroupVersion(), resource.Names{Kind: kind.Kind, ListKind: kind.Kind + "List"})}
+		typeAt(kind.GroupVersion(), resource.Names{Kind: kind.Kind, ListKind: kind.Kind + "List"})}
 }
 
 // record returns the record of an object, or a NotFound error.

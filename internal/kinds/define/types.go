@@ -13,8 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// TypeAt returns the Go type of a kind at a group version.
-func TypeAt(gv schema.GroupVersion, names resource.Names) *resource.GoType {
+// typeAt returns the Go type of a kind at a group version.
+func typeAt(gv schema.GroupVersion, names resource.Names) *resource.GoType {
 	types := legacyscheme.Scheme.KnownTypes(gv)
 	internal := schema.GroupVersion{Group: gv.Group, Version: runtime.APIVersionInternal}
 	return &resource.GoType{
@@ -50,7 +50,7 @@ func Constructor(t reflect.Type) func() runtime.Object {
 // PostOnly returns the version of a namespaced kind whose only verb is create.
 func PostOnly(gv schema.GroupVersion, names resource.Names) *resource.Version {
 	d := &resource.Definition{Group: gv.Group, Names: names, Namespaced: true, Verbs: []string{"create"}}
-	v := &resource.Version{Definition: d, GroupVersion: gv, APIVersion: gv.String(), Type: TypeAt(gv, names)}
+	v := &resource.Version{Definition: d, GroupVersion: gv, APIVersion: gv.String(), Type: typeAt(gv, names)}
 	d.Storage, d.Versions = v, []*resource.Version{v}
 	v.Parseable = sync.OnceValues(v.Type.Parseable)
 	return v
