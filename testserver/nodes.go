@@ -39,7 +39,9 @@ type nodes struct {
 
 // Nodes creates n simulated nodes with the names node-0, node-1 and so on. They are ready, have a capacity of 110
 // Pods each and renew their Leases. A Pod that is bound to such a node is running until it is deleted or has the
-// OutcomeAnnotation. The Pod is ready when its readiness gates are true.
+// OutcomeAnnotation. The Pod is ready when its readiness gates are true. Nothing binds Pods to nodes or creates Pods
+// for a Deployment: the server runs neither a scheduler nor the controllers of workloads. A test starts them itself or
+// sets spec.nodeName.
 func (s *Server) Nodes(n int) {
 	s.t.Helper()
 	client := kubernetes.NewForConfigOrDie(s.running.Loopback()).CoreV1().Nodes()

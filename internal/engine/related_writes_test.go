@@ -39,7 +39,7 @@ func TestIPAddressCreatedWithService(t *testing.T) {
 	equal(t, "writes in one commit", []string{committed[0].Key, committed[1].Key},
 		[]string{"/registry/services/specs/default/a", ipAddressKey})
 	got := f.get(f.ipAddress("10.0.0.7"))
-	equal(t, "labels", object.LabelMap(got), map[string]string{"ipaddress.kubernetes.io/ip-family": "IPv4",
+	equal(t, "labels", object.StringMap(object.Metadata(got), "labels"), map[string]string{"ipaddress.kubernetes.io/ip-family": "IPv4",
 		"ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"})
 	equal(t, "spec", got["spec"], object.Tree{"parentRef": object.Tree{"resource": "services", "namespace": "default",
 		"name": "a"}})

@@ -3,7 +3,6 @@ package object
 import (
 	"maps"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -76,8 +75,10 @@ func DeletionTimestamp(t Tree) string { return String(Metadata(t), "deletionTime
 
 // Strings returns the list of strings at key. It returns nil if the value is not a list or has an element that is
 // not a string.
-func Strings(t Tree, key string) []string {
-	list, ok := t[key].([]any)
+func Strings(t Tree, key string) []string { return stringList(t[key]) }
+
+func stringList(v any) []string {
+	list, ok := v.([]any)
 	if !ok {
 		return nil
 	}
@@ -117,8 +118,10 @@ func SetFinalizers(t Tree, finalizers []string) {
 
 // StringMap returns the map of strings at key. It returns nil if the value is not an object or has a member that is
 // not a string.
-func StringMap(t Tree, key string) map[string]string {
-	m, ok := t[key].(Tree)
+func StringMap(t Tree, key string) map[string]string { return stringMap(t[key]) }
+
+func stringMap(v any) map[string]string {
+	m, ok := v.(Tree)
 	if !ok {
 		return nil
 	}
@@ -131,9 +134,6 @@ func StringMap(t Tree, key string) map[string]string {
 	return out
 }
 
-// LabelMap returns a copy of metadata.labels.
-func LabelMap(t Tree) map[string]string { return StringMap(Metadata(t), "labels") }
-
 // Annotation returns the value of an annotation and reports whether it is set.
 func Annotation(t Tree, key string) (string, bool) {
 	m, _ := Metadata(t)["annotations"].(Tree)
@@ -145,37 +145,6 @@ func Annotation(t Tree, key string) (string, bool) {
 // map if necessary.
 func SetMapEntry(t Tree, field, key, value string) {
 	EnsureTree(EnsureMetadata(t), field)[key] = value
-}
-
-// OwnerReferences returns metadata.ownerReferences, or nil if the field is not a list of objects.
-func OwnerReferences(t Tree) []v1.OwnerReference {
-	list, ok := Metadata(t)["ownerReferences"].([]any)
-	if !ok {
-		return nil
-	}
-	out := make([]v1.OwnerReference, 0, len(list))
-	for _, item := range list {
-		o, ok := item.(Tree)
-		if !ok {
-			return nil
-		}
-		out = append(out, v1.OwnerReference{
-			APIVersion:         String(o, keyAPIVersion),
-			Kind:               String(o, "kind"),
-			Name:               String(o, "name"),
-			UID:                types.UID(String(o, "uid")),
-			Controller:         boolPointer(o, "controller"),
-			BlockOwnerDeletion: boolPointer(o, "blockOwnerDeletion"),
-		})
-	}
-	return out
-}
-
-func boolPointer(t Tree, key string) *bool {
-	if b, ok := t[key].(bool); ok {
-		return &b
-	}
-	return nil
 }
 
 // ShallowCopy copies t and its metadata, but shares the values in them.

@@ -235,7 +235,7 @@ func FuzzScan(f *testing.F) {
 			return
 		}
 		if scanErr != nil || m.Name != Name(tree) || m.Namespace != Namespace(tree) ||
-			len(m.Labels) < len(LabelMap(tree)) || m.Generation != Generation(tree) {
+			len(m.Labels) < len(StringMap(Metadata(tree), "labels")) || m.Generation != Generation(tree) {
 			t.Fatalf("got %v %+v, want the metadata of %v", scanErr, m, tree)
 		}
 		for i, path := range paths {

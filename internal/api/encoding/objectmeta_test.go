@@ -58,10 +58,10 @@ func TestPartialMetadataMatchesJSON(t *testing.T) {
 	}
 }
 
-// TestFastPathReadsUsualMetadata checks that readMeta decodes usual metadata, so that encoding/json is not needed.
+// TestFastPathReadsUsualMetadata checks that ReadObjectMeta decodes usual metadata without encoding/json.
 func TestFastPathReadsUsualMetadata(t *testing.T) {
-	if _, ok := readMeta([]byte(fullMeta), &metav1.ObjectMeta{}); !ok {
-		t.Error("readMeta does not decode usual metadata")
+	if _, ok := object.ReadObjectMeta([]byte(fullMeta), &metav1.ObjectMeta{}); !ok {
+		t.Error("ReadObjectMeta does not decode usual metadata")
 	}
 }
 

@@ -49,7 +49,7 @@ func partialMetadata(o record.Object, version string) (*metav1.PartialObjectMeta
 	if o.Version != nil && o.Version.Definition.Behavior.HiddenAnnotation != "" {
 		o = withoutHiddenAnnotation(o)
 	}
-	found, ok := readMeta(o.Packed().JSON(), &p.ObjectMeta)
+	found, ok := object.ReadObjectMeta(o.Packed().JSON(), &p.ObjectMeta)
 	if ok && found && o.Revision != 0 {
 		p.ResourceVersion = strconv.FormatInt(o.Revision, 10)
 	}

@@ -156,9 +156,12 @@ func (w *Watch) Ended() <-chan struct{} {
 }
 
 // Take appends the available events to buf. It does not wait for new events. Initial events come first, in batches.
-// If Take returns events, the caller must write them and then call Take again. An error is final. The caller sends
-// a StatusError (410) to the client. io.EOF is a regular end: the CRD has changed, the client is too slow, or the
-// server is shutting down.
+// If Take returns events, the caller must write them and then call Take again. An error is final.
+//
+// The error io.EOF means that the stream ends without an ERROR event, so that the client starts a new watch at the
+// last revision that it has received. The reasons are a change of the CRD, a client that is too slow
+// (storage.ErrLagging) and the end of the server. Any other error, such as a failed conversion, is sent to the client
+// as an ERROR event.
 func (w *Watch) Take(buf []WatchEvent) ([]WatchEvent, error) {
 	if w.err != nil {
 		return buf, w.err

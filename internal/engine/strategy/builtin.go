@@ -68,12 +68,12 @@ func (r builtinRules) Prepare(w *Write) error { return prepareTrees(w, w.Def.Sto
 func (r builtinRules) Validate(w *Write) (errs field.ErrorList, _ error) {
 	sub := w.Target.Subresource
 	if w.Old == nil {
-		errs = validation.ValidateObjectMeta(objectMeta(w.Obj), r.v.Definition.Namespaced,
+		errs = validation.ValidateObjectMeta(object.ObjectMeta(w.Obj), r.v.Definition.Namespaced,
 			validation.NameIsDNSSubdomain, field.NewPath("metadata"))
 	} else {
 		if errs = validateMetaUpdate(w); len(errs) > 0 { // upstream validates the metadata of a CRD twice
 			errs = append(errs, validation.ValidateObjectMetaUpdate(
-				objectMeta(w.Obj), objectMeta(w.Old), field.NewPath("metadata"))...)
+				object.ObjectMeta(w.Obj), object.ObjectMeta(w.Old), field.NewPath("metadata"))...)
 		}
 	}
 	if f := r.v.Validate; f != nil {

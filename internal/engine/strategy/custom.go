@@ -163,7 +163,7 @@ func (r customRules) validateMeta(w *Write) field.ErrorList {
 	if w.Old != nil {
 		return validateMetaUpdate(w)
 	}
-	md := objectMeta(w.Obj)
+	md := object.ObjectMeta(w.Obj)
 	if len(validateType(r.v, w.Obj)) > 0 ||
 		len(validation.ValidateObjectMeta(md, namespaced, validation.NameIsDNSSubdomain, path)) == 0 {
 		return nil

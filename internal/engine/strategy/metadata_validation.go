@@ -21,10 +21,10 @@ import (
 func validateMetaUpdate(w *Write) field.ErrorList {
 	at := field.NewPath("metadata")
 	if md := object.Metadata(w.Obj); SameMetadata(md, object.Metadata(w.Old)) && usualMetadata(md) {
-		entries := managedFields(object.Metadata(w.Obj))
+		entries := object.ManagedFields(w.Obj)
 		return metavalidation.ValidateManagedFields(entries, at.Child("managedFields"))
 	}
-	md, oldMeta := objectMeta(w.Obj), objectMeta(w.Old)
+	md, oldMeta := object.ObjectMeta(w.Obj), object.ObjectMeta(w.Old)
 	errs := validation.ValidateObjectMeta(md, w.Def.Namespaced, path.ValidatePathSegmentName, at)
 	errs = append(errs, validation.ValidateObjectMetaUpdate(md, oldMeta, at)...)
 	if len(errs) > 0 && w.Version.Schema != nil && len(validateType(w.Version, w.Obj)) == 0 {

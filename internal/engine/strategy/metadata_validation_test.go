@@ -16,7 +16,7 @@ import (
 func TestUsualMetadata(t *testing.T) {
 	key, long := field.NewPath("metadata"), strings.Repeat("a", 64)
 	valid := func(md object.Tree) bool {
-		o := objectMeta(object.Tree{"metadata": md})
+		o := object.ObjectMeta(object.Tree{"metadata": md})
 		return len(validation.ValidateAnnotations(o.Annotations, key)) == 0 &&
 			len(metav1validation.ValidateLabels(o.Labels, key)) == 0
 	}

@@ -118,7 +118,7 @@ func (w *Write) DesiredInternal() (resource.Internal, error) {
 		return obj, verb.Status(err)
 	}
 	w.Typed.Decoded = nil
-	md := objectMeta(w.Desired)
+	md := object.ObjectMeta(w.Desired)
 	// The internal form of some kinds keeps labels and annotations in separate fields.
 	md.Labels, md.Annotations = obj.GetLabels(), obj.GetAnnotations()
 	*obj.(metav1.ObjectMetaAccessor).GetObjectMeta().(*metav1.ObjectMeta) = *md
@@ -130,7 +130,7 @@ func (w *Write) DesiredInternal() (resource.Internal, error) {
 func toInternal(convert func(object.Tree) (resource.Internal, error), t object.Tree) (resource.Internal, error) {
 	obj, err := convert(withoutManagedFields(t))
 	if err == nil {
-		obj.SetManagedFields(managedFields(object.Metadata(t)))
+		obj.SetManagedFields(object.ManagedFields(t))
 	}
 	return obj, err
 }

@@ -213,8 +213,10 @@ func (w *write) waitForCatalog() {
 	}
 }
 
-// unchanged reports whether storing the object would change only the times in managedFields, or nothing. These
-// times always have the same length, so objects of different lengths differ.
+// unchanged reports whether storing the object would change only the times in managedFields, or nothing. Then the
+// write stores nothing and the resourceVersion stays. These times always have the same length, so objects of different
+// lengths differ. If the schema has changed since the object was stored (its fingerprint differs), new defaults or
+// pruning may have changed the object at its read. Then the write stores it.
 func (w *write) unchanged() bool {
 	if w.Record == nil || w.kind != opStore || len(w.packed.JSON()) != len(w.Record.Value) {
 		return false
