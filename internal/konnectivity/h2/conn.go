@@ -230,6 +230,7 @@ func (c *Conn) Run() error {
 	c.streams = nil
 	for _, s := range streams {
 		unsent = append(unsent, s.discardQueue())
+		s.stopExpiry()
 	}
 	c.mu.Unlock()
 	for _, b := range unsent {

@@ -149,9 +149,7 @@ func (s *Stream) startExpiry() {
 	if c.streams[s.id] != s {
 		return
 	}
-	if s.expiryTimer != nil {
-		s.expiryTimer.Stop()
-	}
+	s.stopExpiry()
 	s.expiryTimer = time.AfterFunc(lingerTimeout, func() {
 		c.mu.Lock()
 		progress := s.queued < queued
@@ -163,6 +161,13 @@ func (s *Stream) startExpiry() {
 			c.resetStream(s.id, http2.ErrCodeCancel)
 		}
 	})
+}
+
+// stopExpiry stops the timer, which would keep the stream in memory. The caller must hold the lock of the connection.
+func (s *Stream) stopExpiry() {
+	if s.expiryTimer != nil {
+		s.expiryTimer.Stop()
+	}
 }
 
 // Abort discards the queued data and ends the stream in both directions, with a trailer that gives the reason.

@@ -263,9 +263,7 @@ func (c *Conn) remove(s *Stream) {
 		return
 	}
 	delete(c.streams, s.id)
-	if s.expiryTimer != nil {
-		s.expiryTimer.Stop()
-	}
+	s.stopExpiry()
 	if c.isPeerStream(s.id) {
 		c.peerStreams--
 	}
