@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/openapi/cached"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/testserver"
@@ -152,10 +153,11 @@ func explainAll(t *testing.T, server *testserver.Server, kinds map[string]served
 	if err != nil {
 		t.Fatal(err)
 	}
+	client := cached.NewClient(disc.OpenAPIV3())
 	for _, s := range kinds {
 		var out bytes.Buffer
 		gvr := schema.GroupVersionResource{Group: s.group, Version: s.version, Resource: s.plural}
-		err := explain.PrintModelDescription(nil, &out, disc.OpenAPIV3(), gvr, true, 0, "plaintext")
+		err := explain.PrintModelDescription(nil, &out, client, gvr, true, 0, "plaintext")
 		if err != nil {
 			t.Errorf("explain %v: %v", gvr, err)
 		} else if !strings.Contains(out.String(), s.kind) {
@@ -222,7 +224,7 @@ func create(t *testing.T, c *client, s served, sample file, namespace string, i 
 	if err != nil && invalidMetadata(sample) {
 		return "", nil
 	}
-	version, storage := s.typedVersions(t)
+	version, storage := s.upstreamVersions(t)
 	want, causes := upstreamObject(t, version, storage, sample)
 	if err != nil || causes != nil {
 		if err == nil {

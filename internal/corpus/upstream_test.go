@@ -25,17 +25,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
+// upstreamVersion is a version of a CRD in the forms of upstream.
+type upstreamVersion struct {
+	apiextensionsv1.CustomResourceDefinitionVersion
+	structural *structuralschema.Structural
+	validator  validation.SchemaValidator
+	rules      *cel.Validator // nil if there are no rules
+}
+
 // upstreamObject returns the object that upstream stores when a sample is created, and the validation errors of its
-// schema. An error has the form "field: message". The errors are sorted.
-func upstreamObject(t *testing.T, version, storage *apiextensionsv1.CustomResourceDefinitionVersion,
-	sample file) (obj object.Tree, causes []string) {
+// schema.
+func upstreamObject(t *testing.T, version, storage *upstreamVersion, sample file) (obj object.Tree, causes []string) {
 	t.Helper()
-	s, internal := structuralOf(t, version)
-	validator, _, err := validation.NewSchemaValidator(internal)
-	if err != nil {
-		t.Fatal(err)
-	}
-	obj, _, err = object.DecodeYAML(sample.yaml)
+	s := version.structural
+	obj, _, err := object.DecodeYAML(sample.yaml)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,16 +49,16 @@ func upstreamObject(t *testing.T, version, storage *apiextensionsv1.CustomResour
 	if version.Subresources != nil && version.Subresources.Status != nil {
 		delete(obj, "status")
 	}
-	errs := validation.ValidateCustomResource(nil, obj, validator)
+	errs := validation.ValidateCustomResource(nil, obj, version.validator)
 	errs = append(errs, objectmeta.Validate(context.Background(), nil, obj, s, false)...)
 	errs = append(errs, listtype.ValidateListSetsAndMaps(nil, s, obj)...)
-	if rules := cel.NewValidator(s, true, celconfig.PerCallLimit); rules != nil {
+	if version.rules != nil {
 		if slices.ContainsFunc(errs, blocksRules) {
 			errs = append(errs, field.Invalid(nil, nil,
 				"some validation rules were not checked because the object was invalid; correct the existing errors "+
 					"to complete validation"))
 		} else {
-			broken, _ := rules.Validate(context.Background(), nil, s, obj, nil, celconfig.RuntimeCELCostBudget)
+			broken, _ := version.rules.Validate(context.Background(), nil, s, obj, nil, celconfig.RuntimeCELCostBudget)
 			errs = append(errs, broken...)
 		}
 	}
@@ -72,29 +75,30 @@ func upstreamObject(t *testing.T, version, storage *apiextensionsv1.CustomResour
 
 // readBack changes obj as upstream does when it stores and reads an object, with a conversion that changes only the
 // apiVersion.
-func readBack(t *testing.T, obj object.Tree, version, storage *apiextensionsv1.CustomResourceDefinitionVersion) {
+func readBack(t *testing.T, obj object.Tree, version, storage *upstreamVersion) {
 	t.Helper()
-	for _, v := range []*apiextensionsv1.CustomResourceDefinitionVersion{storage, version} {
-		s, _ := structuralOf(t, v)
+	for _, v := range []*upstreamVersion{storage, version} {
 		if storage != version {
-			if err := coerce(obj, s); err != nil {
+			if err := coerce(obj, v.structural); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if v == storage {
-			defaulting.Default(obj, s)
+			defaulting.Default(obj, v.structural)
 		}
 	}
 }
 
-// structuralOf returns the schema of a version as upstream's structural schema, and in the form for upstream's
-// validator.
-func structuralOf(t *testing.T, version *apiextensionsv1.CustomResourceDefinitionVersion) (*structuralschema.Structural,
-	*apiextensions.JSONSchemaProps) {
+// newUpstreamVersion compiles the schema of a version with upstream's packages.
+func newUpstreamVersion(t *testing.T, v apiextensionsv1.CustomResourceDefinitionVersion) *upstreamVersion {
 	t.Helper()
 	var internal apiextensions.JSONSchemaProps
 	convert := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps
-	if err := convert(version.Schema.OpenAPIV3Schema, &internal, nil); err != nil {
+	if err := convert(v.Schema.OpenAPIV3Schema, &internal, nil); err != nil {
+		t.Fatal(err)
+	}
+	validator, _, err := validation.NewSchemaValidator(&internal)
+	if err != nil {
 		t.Fatal(err)
 	}
 	s, err := structuralschema.NewStructural(&internal)
@@ -105,7 +109,7 @@ func structuralOf(t *testing.T, version *apiextensionsv1.CustomResourceDefinitio
 	if err := defaulting.PruneDefaults(s); err != nil {
 		t.Fatal(err)
 	}
-	return s, &internal
+	return &upstreamVersion{v, s, validator, cel.NewValidator(s, true, celconfig.PerCallLimit)}
 }
 
 // coerce prunes and coerces obj as upstream does after it has decoded or converted an object.
@@ -152,9 +156,29 @@ func causesOf(t *testing.T, body []byte) (out []string) {
 	return out
 }
 
-// typedVersions returns the version of s and the storage version in their Go type.
-func (s served) typedVersions(t *testing.T) (version, storage *apiextensionsv1.CustomResourceDefinitionVersion) {
+// upstreamVersions holds the result of served.upstreamVersions by the path of the CRD and the name of the version.
+// Compiling takes much longer than checking one object.
+var upstreamVersions = map[string]*upstreamVersion{}
+
+// upstreamVersions returns the version of s and the storage version in the forms of upstream.
+func (s served) upstreamVersions(t *testing.T) (version, storage *upstreamVersion) {
 	t.Helper()
+	storageName := ""
+	list, _ := nested[any](s.crd.tree, "spec", "versions").([]any)
+	for _, v := range list {
+		if nested[bool](v, "storage") {
+			storageName = nested[string](v, "name")
+		}
+	}
+	return s.upstreamVersion(t, s.version), s.upstreamVersion(t, storageName)
+}
+
+func (s served) upstreamVersion(t *testing.T, name string) *upstreamVersion {
+	t.Helper()
+	key := s.crd.path + " " + name
+	if v := upstreamVersions[key]; v != nil {
+		return v
+	}
 	var crd apiextensionsv1.CustomResourceDefinition
 	data, err := json.Marshal(s.crd.tree)
 	if err == nil {
@@ -163,16 +187,12 @@ func (s served) typedVersions(t *testing.T) (version, storage *apiextensionsv1.C
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range crd.Spec.Versions {
-		if crd.Spec.Versions[i].Name == s.version {
-			version = &crd.Spec.Versions[i]
-		}
-		if crd.Spec.Versions[i].Storage {
-			storage = &crd.Spec.Versions[i]
+	for _, v := range crd.Spec.Versions {
+		if v.Name == name {
+			upstreamVersions[key] = newUpstreamVersion(t, v)
+			return upstreamVersions[key]
 		}
 	}
-	if version == nil || storage == nil {
-		t.Fatalf("%s: got no version %s, or no storage version", s.crd.path, s.version)
-	}
-	return version, storage
+	t.Fatalf("%s: got no version %q", s.crd.path, name)
+	return nil
 }
