@@ -53,12 +53,12 @@ func TestHTTPProxyExample(t *testing.T) {
 	}
 	server := testserver.Start(t)
 	cmd := exec.CommandContext(t.Context(), "sh", commands)
-	bin := kubectlDir(t)
-	if err := os.WriteFile(filepath.Join(bin, "sleep"), []byte(untilProxy), 0o700); err != nil {
+	shadowed := t.TempDir()
+	if err := os.WriteFile(filepath.Join(shadowed, "sleep"), []byte(untilProxy), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+server.Kubeconfig, "HOME="+t.TempDir(),
-		"PATH="+bin+":"+os.Getenv("PATH"), "no_proxy=*")
+		"PATH="+shadowed+":"+kubectlDir(t)+":"+os.Getenv("PATH"), "no_proxy=*")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("%v: %s", err, out)

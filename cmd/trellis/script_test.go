@@ -19,21 +19,49 @@ const otherServer = "TEST_KUBECONFIG"
 
 func TestMain(m *testing.M) {
 	command := func() { os.Exit(run(os.Args)) }
-	testscript.Main(m, map[string]func(){"trellis": command, "kubectl": command, "kube-apiserver": command,
+	testscript.Main(tests{m}, map[string]func(){"trellis": command, "kubectl": command, "kube-apiserver": command,
 		"etcd": command, "proxy-server": command})
 }
 
-// kubectlDir creates a folder to put first in PATH. If the test runs with the race detector, the folder contains a
-// kubectl that is built without it. Otherwise the folder is empty. With the race detector, kubectl would start five
-// times slower and print a warning on stderr.
+// tests runs the tests of this program and removes the kubectl that they share.
+type tests struct{ *testing.M }
+
+func (m tests) Run() int {
+	code := m.M.Run()
+	if kubectlFolder != "" {
+		_ = os.RemoveAll(kubectlFolder)
+	}
+	return code
+}
+
+// sharedKubectl is an environment variable with the folder of the kubectl that kubectlDir has built. A test that
+// runs in a process of its own inherits it.
+const sharedKubectl = "TEST_KUBECTL_FOLDER"
+
+// kubectlFolder is the folder of the kubectl that this process has built, or "".
+var kubectlFolder string
+
+// kubectlDir returns a folder to put first in PATH. If the test runs with the race detector, the folder contains a
+// kubectl that is built without it, once for all tests. Otherwise the folder is empty. With the race detector, kubectl
+// would start five times slower and print a warning on stderr.
 func kubectlDir(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
-	if raceDetector {
-		if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "kubectl"),
-			".").CombinedOutput(); err != nil {
-			t.Fatalf("build kubectl: %v\n%s", err, out)
-		}
+	if !raceDetector {
+		return t.TempDir()
+	}
+	if dir := os.Getenv(sharedKubectl); dir != "" {
+		return dir
+	}
+	dir, err := os.MkdirTemp("", "kubectl-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubectlFolder = dir
+	if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "kubectl"), ".").CombinedOutput(); err != nil {
+		t.Fatalf("build kubectl: %v\n%s", err, out)
+	}
+	if err := os.Setenv(sharedKubectl, dir); err != nil {
+		t.Fatal(err)
 	}
 	return dir
 }
