@@ -135,6 +135,22 @@ func TestInvalidPatches(t *testing.T) {
 	f.expectStatus(err, 422, metav1.StatusReasonInvalid, "fieldManager: Required value: is required for apply patch")
 }
 
+// TestPatchKeepsTheVersion checks that a patch cannot set the apiVersion to another version of the kind (CRD-052).
+func TestPatchKeepsTheVersion(t *testing.T) {
+	f := newFixture(t)
+	f.mustCreate(f.cron(""), cronTab)
+	v2 := f.target("stable.example.com", "v2", "crontabs", "default")
+	v2.Name = "my-cron"
+	for _, c := range []struct {
+		target       verb.Target
+		other, right string
+	}{{f.cron("my-cron"), "v2", "v1"}, {v2, "v1", "v2"}} {
+		_, err := f.patch(c.target, mergePatch, `{"apiVersion":"stable.example.com/`+c.other+`"}`)
+		f.expectStatus(err, 422, metav1.StatusReasonInvalid, `apiVersion: Invalid value: "stable.example.com/`+c.other+
+			`": must be stable.example.com/`+c.right)
+	}
+}
+
 // TestPatchWarnings checks the warnings for unknown and duplicate fields in a patch (CRD-059).
 func TestPatchWarnings(t *testing.T) {
 	f := newFixture(t)

@@ -86,6 +86,7 @@ func serveMetrics(w http.ResponseWriter, r *http.Request) {
 // TestAutoscalingOfCustomKinds checks that a HorizontalPodAutoscaler scales an object of a custom kind by a metric
 // from an aggregated API. SUB-025
 func TestAutoscalingOfCustomKinds(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 0, testserver.LocalServices("default/metrics"))
 	backend := httptest.NewTLSServer(http.HandlerFunc(serveMetrics))
 	t.Cleanup(backend.Close)
@@ -121,6 +122,7 @@ func TestAutoscalingOfCustomKinds(t *testing.T) {
 // TestBudgetOfCustomKinds checks that a PodDisruptionBudget reads the expected number of Pods from the subresource
 // scale of their custom owner. It also checks that evictions beyond the budget fail. SUB-028
 func TestBudgetOfCustomKinds(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 1)
 	f.must(manifests.Apply(t.Context(), f.server.Config,
 		[]string{f.writeFile("workers.yaml", fmt.Sprintf(workersManifest, "443"))}, io.Discard))

@@ -54,6 +54,7 @@ func objectMeta(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: 
 // deleted Pod is replaced. It checks how many disruptions a PodDisruptionBudget permits. When `trellis-cluster up` is
 // interrupted, it must release all its Leases and exit with code 0. SCD-008
 func TestUp(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 2)
 	p := f.startUp()
 	ctx, selector := t.Context(), &metav1.LabelSelector{MatchLabels: webLabels}
@@ -114,6 +115,7 @@ func TestUp(t *testing.T) {
 // TestInvalidFlagsOfParts checks that `trellis-cluster up` prints an error and exits with code 1 if the flags for the
 // controllers, the scheduler or the nodes are invalid.
 func TestInvalidFlagsOfParts(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 0)
 	for flag, want := range map[string]string{
 		"--kube-scheduler-arg=--none":              "unknown flag: --none",
@@ -131,6 +133,7 @@ func TestInvalidFlagsOfParts(t *testing.T) {
 
 // TestJobs checks that a Job completes, and that a CronJob creates a Job when it is due.
 func TestJobs(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 1)
 	f.startUp()
 	jobs, crons := f.BatchV1().Jobs("default"), f.BatchV1().CronJobs("default")
@@ -151,6 +154,7 @@ func TestJobs(t *testing.T) {
 
 // TestUnreachableNode checks that a node without heartbeats gets a taint and that its Pods are evicted.
 func TestUnreachableNode(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 1)
 	n, err := f.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: objectMeta("silent")},
 		metav1.CreateOptions{})
@@ -180,6 +184,7 @@ func TestUnreachableNode(t *testing.T) {
 // TestControllerElection starts `trellis-cluster controllers` twice. It checks that only the first process runs
 // controllers. The second process must run them after the first has exited.
 func TestControllerElection(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 1)
 	args := []string{"controllers", "--kubeconfig=" + f.server.Kubeconfig, "--secure-port=0", "--kube-api-qps=-1",
 		"--leader-elect-retry-period=500ms", "-v=4"}
@@ -205,6 +210,7 @@ func TestControllerElection(t *testing.T) {
 // TestControllersOfServer starts trellis-cluster with a list of controllers. It checks that trellis-cluster skips the
 // controllers that the API server already runs, and that it runs the rest of the list.
 func TestControllersOfServer(t *testing.T) {
+	t.Parallel()
 	for serverFlag, runs := range map[string]bool{"*": false, "-*": true} {
 		f := newFixture(t, 0, testserver.With(func(c *apiserver.Config) { c.Controllers = []string{serverFlag} }))
 		p := startProgram(t, "trellis-cluster", "controllers", "--kubeconfig="+f.server.Kubeconfig, "--secure-port=0",
@@ -232,6 +238,7 @@ func TestControllersOfServer(t *testing.T) {
 // TestServiceAccountCredentials checks that with --use-service-account-credentials, each controller uses its own
 // service account.
 func TestServiceAccountCredentials(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 1)
 	f.startUp("--use-service-account-credentials")
 	sets := f.AppsV1().ReplicaSets("default")

@@ -98,6 +98,7 @@ func withZoneSpread(p *corev1.Pod) {
 // creates the Pods one after the other. Each Pod must be bound to the expected node, or its condition must contain the
 // expected reasons why no node fits. SCD-041
 func TestPlacement(t *testing.T) {
+	t.Parallel()
 	f := newFourNodeFixture(t)
 	for _, c := range []struct {
 		name   string
@@ -152,6 +153,7 @@ func TestPlacement(t *testing.T) {
 
 // TestSchedulingGates checks that a Pod with scheduling gates is not bound until they are removed. SCD-041
 func TestSchedulingGates(t *testing.T) {
+	t.Parallel()
 	f := newFourNodeFixture(t)
 	pod := f.createPod("gated", func(p *corev1.Pod) {
 		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/not-yet"}}
@@ -173,6 +175,7 @@ func TestSchedulingGates(t *testing.T) {
 // TestPreemption checks that a Pod of higher priority preempts other Pods, and that the priority classes of the system
 // have the highest priority. SCD-041
 func TestPreemption(t *testing.T) {
+	t.Parallel()
 	f := newFourNodeFixture(t)
 	for _, name := range []string{"system-cluster-critical", "system-node-critical"} {
 		if c, err := f.SchedulingV1().PriorityClasses().Get(t.Context(), name, metav1.GetOptions{}); err != nil ||

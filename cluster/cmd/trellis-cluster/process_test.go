@@ -33,7 +33,13 @@ func TestMain(m *testing.M) {
 	if os.Geteuid() == 0 {
 		isolateNetwork()
 	}
-	os.Exit(m.Run())
+	var err error
+	if programsDir, err = os.MkdirTemp("", "trellis-programs-"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(programsDir)
+	os.Exit(code)
 }
 
 // process is a running program.

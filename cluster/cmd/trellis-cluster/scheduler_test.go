@@ -41,6 +41,7 @@ func (f *fixture) applyDocument(name string) {
 // That scheduler then binds the Pod and records an Event with the node. SCD-001 SCD-002 SCD-014 SCD-015 SCD-016 SCD-030
 // SCD-031 SCD-032 SCD-033 SCD-034 SCD-035 SCD-036 SCD-037 SCD-039
 func TestThreePods(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 2, withoutNodeTaints)
 	for _, pod := range []string{"pod1.yaml", "pod2.yaml", "pod3.yaml"} {
 		f.applyDocument(pod)
@@ -104,6 +105,7 @@ func configVersions() []string {
 // TestConfigurationVersions checks that a second scheduler accepts a configuration of each version, and does not
 // schedule Pods of other schedulers. SCD-014 SCD-015 SCD-034
 func TestConfigurationVersions(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 1, withoutNodeTaints)
 	for _, version := range configVersions() {
 		p := f.startScheduler("apiVersion: kubescheduler.config.k8s.io/" + version + mySchedulerConfig)
@@ -127,6 +129,7 @@ func TestConfigurationVersions(t *testing.T) {
 // TestStaticFile checks that trellis-cluster is one statically linked file. Under the name kube-scheduler, this file
 // must behave like kube-scheduler. SCD-004 SCD-005
 func TestStaticFile(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "kube-scheduler")
 	build := exec.Command("go", "build", "-trimpath", "-o", file, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -153,6 +156,7 @@ func TestStaticFile(t *testing.T) {
 // TestSchedulerServing checks the flags of kube-scheduler for its HTTPS port. The port must serve health to anonymous
 // clients. It must serve metrics and the configuration only to authorized clients. SCD-019 SCD-017 SCD-044
 func TestSchedulerServing(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 1, withoutNodeTaints)
 	port := freePort(t)
 	kubeconfig := f.server.Kubeconfig
@@ -212,6 +216,7 @@ func get(t *testing.T, c *rest.Config, path string) (int, string) {
 
 // TestProfiles checks that one scheduler can have several profiles with different plugins. SCD-042
 func TestProfiles(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 1, withoutNodeTaints)
 	f.updateNode("node-0", func(n *corev1.Node) { n.Spec.Unschedulable = true })
 	f.startScheduler(`
@@ -240,6 +245,7 @@ profiles:
 // TestInvalidConfigurations checks that a scheduler with an invalid configuration exits immediately, with an error
 // that names the field. SCD-043
 func TestInvalidConfigurations(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 0, withoutNodeTaints)
 	for _, c := range []struct{ version, fields, want string }{
 		{"v1", "profles: []", `unknown field "profles"`},
@@ -279,6 +285,7 @@ leaderElection: {leaderElect: true, resourceNamespace: %s, resourceName: %s}
 // TestElection checks that only the scheduler with the Lease schedules Pods. When this scheduler is killed, another
 // scheduler must acquire the Lease. SCD-021 SCD-022 SCD-023 SCD-029
 func TestElection(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 1, withoutNodeTaints)
 	quick := []string{"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s",
 		"--leader-elect-retry-period=500ms", "-v=4"}
@@ -314,6 +321,7 @@ func TestElection(t *testing.T) {
 // checks that the scheduler acquires the Lease, and schedules Pods, only after the role contains that name. SCD-024
 // SCD-025 SCD-027 SCD-029
 func TestElectionRequiresRole(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, 1, withoutNodeTaints)
 	f.applyScheduler()
 	token, err := f.CoreV1().ServiceAccounts("kube-system").CreateToken(t.Context(), "my-scheduler",

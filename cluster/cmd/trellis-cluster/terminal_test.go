@@ -38,16 +38,25 @@ func (f *fixture) newTerminal(dir string, packages ...string) *terminal {
 		"KUBECONFIG="+f.server.Kubeconfig, "CGO_ENABLED=")}
 }
 
-// buildPrograms builds packages of the main module into a folder.
+// programsDir is the folder of the programs that the tests share, because linking them takes long.
+var programsDir string
+
+// buildPrograms adds the programs of packages of the main module to a folder.
 func (f *fixture) buildPrograms(into string, packages ...string) {
 	f.Helper()
 	if testing.Short() {
 		f.Skip("it builds programs: run the tests without -short")
 	}
-	build := exec.Command("go", append([]string{"build", "-o", into}, packages...)...)
-	build.Dir, build.Env = repository, append(os.Environ(), "CGO_ENABLED=")
-	if out, err := runInHostNetwork(f.T, build); err != nil {
-		f.Fatalf("%v\n%s", err, out)
+	for _, p := range packages {
+		shared := filepath.Join(programsDir, filepath.Base(p))
+		if _, err := os.Stat(shared); err != nil {
+			build := exec.Command("go", "build", "-o", shared, p)
+			build.Dir, build.Env = repository, append(os.Environ(), "CGO_ENABLED=")
+			if out, err := runInHostNetwork(f.T, build); err != nil {
+				f.Fatalf("%v\n%s", err, out)
+			}
+		}
+		f.must(os.Link(shared, filepath.Join(into, filepath.Base(p))))
 	}
 }
 

@@ -71,7 +71,7 @@ func prepareTrees(w *Write, at *resource.Version, wholeMetadata bool) (err error
 			delete(w.Desired, "status")
 		}
 		object.SetGeneration(w.Desired, 1)
-		w.Obj, err = w.At(w.Desired, at)
+		w.Obj, err = w.desiredAt(at)
 		if err == nil && b.PrepareCreate != nil {
 			w.Obj = object.Copy(w.Obj) // the next attempt needs the unmodified body
 			err = b.PrepareCreate(w.Ctx, w.Obj)
@@ -81,7 +81,7 @@ func prepareTrees(w *Write, at *resource.Version, wholeMetadata bool) (err error
 	if w.Old, err = w.LiveAt(at); err != nil {
 		return err
 	}
-	if w.Obj, err = w.At(w.Desired, at); err != nil {
+	if w.Obj, err = w.desiredAt(at); err != nil {
 		return err
 	}
 	object.SetGeneration(w.Obj, object.Generation(w.Old))

@@ -74,6 +74,15 @@ func (w *Write) LiveAt(v *resource.Version) (object.Tree, error) {
 	return w.View.Other(v).Tree(w.Ctx, record.Packed(w.Record), w.Record.Modified)
 }
 
+// desiredAt returns the desired object at a version of the kind. At the version of the request it keeps a wrong
+// apiVersion that a patch has set, which the validation rejects.
+func (w *Write) desiredAt(v *resource.Version) (object.Tree, error) {
+	if w.Version == v {
+		return w.Desired, nil
+	}
+	return w.At(w.Desired, v)
+}
+
 // Undecodable returns the 400 for an object that cannot be decoded as a kind.
 func (w *Write) Undecodable(kind, problem string) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %s",
