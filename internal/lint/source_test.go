@@ -68,25 +68,32 @@ func files(t *testing.T, f func(path string, data []byte)) {
 	}
 }
 
-// sources parses all Go files of the repository.
+// parsed holds the result of sources.
+var parsed []*source
+
+// sources returns all Go files of the repository. It parses them once.
 func sources(t *testing.T) []*source {
 	t.Helper()
+	if parsed != nil {
+		return parsed
+	}
 	var all []*source
 	files(t, func(path string, data []byte) {
 		if filepath.Ext(path) != ".go" {
 			return
 		}
 		fset := token.NewFileSet()
-		parsed, err := parser.ParseFile(fset, path, data, parser.ParseComments|parser.SkipObjectResolution)
+		file, err := parser.ParseFile(fset, path, data, parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
 			t.Errorf("%v", err)
 			return
 		}
-		all = append(all, &source{path, string(data), parsed, fset, strings.HasSuffix(path, "_test.go")})
+		all = append(all, &source{path, string(data), file, fset, strings.HasSuffix(path, "_test.go")})
 	})
 	if len(all) < 20 {
 		t.Fatalf("got %d Go files, want at least 20", len(all))
 	}
+	parsed = all
 	return all
 }
 
