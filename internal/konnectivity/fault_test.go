@@ -211,7 +211,7 @@ func leakCheck(t testing.TB) func() {
 	goroutines, descriptors, heap := runtime.NumGoroutine(), files(), liveHeap()
 	return func() {
 		t.Helper()
-		limit := time.After(15 * time.Second) // shorter than the timers of 30 seconds that could keep memory
+		limit := time.After(testTimeout)
 		// The garbage collection in liveHeap comes first: it closes the pipes that io.Copy keeps for splice.
 		for liveHeap() > heap+heapTolerance || runtime.NumGoroutine() > goroutines+2 || files() > descriptors+2 {
 			select {

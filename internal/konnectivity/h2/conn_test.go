@@ -660,6 +660,26 @@ func TestCloseBlockedConn(t *testing.T) {
 	}
 }
 
+// TestExpiryEndsWithTheConnection checks that the timer of a stream stops when its connection ends, because it would
+// keep the stream in memory.
+func TestExpiryEndsWithTheConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		client := NewClient(near, Options{})
+		ended := make(chan error, 1)
+		go func() { ended <- client.Run() }()
+		go func() { _, _ = io.Copy(io.Discard, far) }()
+		must(t, http2.NewFramer(far, nil).WriteSettings())
+		s := openStream(t, client, &testReceiver{})
+		s.StartExpiry()
+		must(t, far.Close())
+		<-ended
+		if s.expiryTimer.Stop() {
+			t.Error("got a running timer of a stream whose connection has ended")
+		}
+	})
+}
+
 // TestRetireUnreadConn checks that a retired connection without streams is closed after lingerTimeout, even if
 // its peer reads nothing (KON-053).
 func TestRetireUnreadConn(t *testing.T) {
