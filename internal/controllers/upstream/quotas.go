@@ -37,7 +37,7 @@ func openQuotas(ctx context.Context, u *Manager) (func(context.Context), error) 
 		return nil, fmt.Errorf("create metadata client: %w", err)
 	}
 	names := metadatainformer.NewSharedInformerFactoryWithOptions(client, 0, metadatainformer.WithTransform(onlyName))
-	counted := quotaInformers{u.informers, names}
+	counted := quotaInformers{u.informers, names, u.stopInformers}
 	listers := func(r schema.GroupVersionResource) (cache.GenericLister, error) { return quotaLister{u: u, r: r}, nil }
 	quotas, err := install.NewQuotaConfigurationForControllers(listers, u.informers)
 	if err != nil {
@@ -147,8 +147,9 @@ func (c quotaLister) List(labels.Selector) ([]runtime.Object, error) {
 // quotaInformers creates informers for the quota controller. They cache whole objects of the kinds for which a quota
 // limits more than the number of objects. For all other kinds they cache only names.
 type quotaInformers struct {
-	whole informers.SharedInformerFactory
-	names metadatainformer.SharedInformerFactory
+	whole     informers.SharedInformerFactory // shared with other controllers
+	names     metadatainformer.SharedInformerFactory
+	stopWhole <-chan struct{}
 }
 
 // ForResource implements informerfactory.InformerFactory.
@@ -170,7 +171,7 @@ func (f quotaInformers) ForResource(r schema.GroupVersionResource) (informers.Ge
 
 // Start implements informerfactory.InformerFactory.
 func (f quotaInformers) Start(stop <-chan struct{}) {
-	f.whole.Start(stop)
+	f.whole.Start(f.stopWhole)
 	f.names.Start(stop)
 }
 

@@ -47,6 +47,9 @@ type Manager struct {
 	config    *rest.Config
 	client    kubernetes.Interface
 	informers informers.SharedInformerFactory
+	// stopInformers stops the informers. It is closed when all controllers have stopped, because upstream's
+	// constructors of controllers panic if an informer has stopped.
+	stopInformers chan struct{}
 
 	mu              sync.Mutex
 	present         map[schema.GroupKind]bool // kinds that have had at least one object
@@ -138,7 +141,9 @@ func (u *Manager) run(ctx context.Context) {
 		informers.WithCustomResyncConfig(map[metav1.Object]time.Duration{&corev1.ResourceQuota{}: quotaResyncPeriod}))
 	started := map[string]bool{}
 	var running sync.WaitGroup
+	u.stopInformers = make(chan struct{})
 	defer u.informers.Shutdown()
+	defer close(u.stopInformers)
 	defer running.Wait()
 	for {
 		for _, name := range u.due(started) {
@@ -162,7 +167,7 @@ func (u *Manager) runController(ctx context.Context, name string) {
 			return false, nil
 		}
 		u.Logger.Info("controller started", "name", name)
-		u.informers.Start(ctx.Done())
+		u.informers.Start(u.stopInformers)
 		run(ctx)
 		return true, nil
 	})
