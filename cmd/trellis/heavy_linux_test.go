@@ -69,10 +69,10 @@ func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
 		for _, r := range all {
 			s.sendConcurrently("the largest", func(int) (string, string, []byte) { return r.path, asProtobuf, r.full })
 			s.sendConcurrently("the heaviest", func(int) (string, string, []byte) {
-				return r.path + "?timeout=100ms", asProtobuf, r.most
+				return r.path + "?timeout=500ms", asProtobuf, r.most
 			})
 			s.sendConcurrently("the heaviest eighth", func(int) (string, string, []byte) {
-				return r.path + "?timeout=100ms", asProtobuf, r.eighth
+				return r.path + "?timeout=500ms", asProtobuf, r.eighth
 			})
 		}
 		s.sendOtherRequests()

@@ -23,45 +23,40 @@ func TestMain(m *testing.M) {
 		"etcd": command, "proxy-server": command})
 }
 
-// tests runs the tests of this program and removes the kubectl that they share.
+// sharedKubectl is an environment variable with the folder of the kubectl that the tests share. A test that runs in a
+// process of its own inherits it.
+const sharedKubectl = "TEST_KUBECTL_FOLDER"
+
+// tests runs the tests with a folder for their kubectl.
 type tests struct{ *testing.M }
 
 func (m tests) Run() int {
-	code := m.M.Run()
-	if kubectlFolder != "" {
-		_ = os.RemoveAll(kubectlFolder)
-	}
-	return code
-}
-
-// sharedKubectl is an environment variable with the folder of the kubectl that kubectlDir has built. A test that
-// runs in a process of its own inherits it.
-const sharedKubectl = "TEST_KUBECTL_FOLDER"
-
-// kubectlFolder is the folder of the kubectl that this process has built, or "".
-var kubectlFolder string
-
-// kubectlDir returns a folder to put first in PATH. If the test runs with the race detector, the folder contains a
-// kubectl that is built without it, once for all tests. Otherwise the folder is empty. With the race detector, kubectl
-// would start five times slower and print a warning on stderr.
-func kubectlDir(t *testing.T) string {
-	t.Helper()
-	if !raceDetector {
-		return t.TempDir()
-	}
-	if dir := os.Getenv(sharedKubectl); dir != "" {
-		return dir
+	if os.Getenv(sharedKubectl) != "" {
+		return m.M.Run()
 	}
 	dir, err := os.MkdirTemp("", "kubectl-")
+	if err == nil {
+		err = os.Setenv(sharedKubectl, dir)
+	}
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
-	kubectlFolder = dir
-	if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "kubectl"), ".").CombinedOutput(); err != nil {
+	defer os.RemoveAll(dir)
+	return m.M.Run()
+}
+
+// kubectlDir returns a folder to put first in PATH. If the test runs with the race detector, the folder contains a
+// kubectl that is built without it. Otherwise the folder is empty. With the race detector, kubectl would start five
+// times slower and print a warning on stderr.
+func kubectlDir(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv(sharedKubectl)
+	file := filepath.Join(dir, "kubectl")
+	if _, err := os.Stat(file); err == nil || !raceDetector {
+		return dir
+	}
+	if out, err := exec.Command("go", "build", "-o", file, ".").CombinedOutput(); err != nil {
 		t.Fatalf("build kubectl: %v\n%s", err, out)
-	}
-	if err := os.Setenv(sharedKubectl, dir); err != nil {
-		t.Fatal(err)
 	}
 	return dir
 }

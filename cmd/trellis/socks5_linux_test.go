@@ -75,7 +75,6 @@ var skippedTest = regexp.MustCompile(`(?m)^\s*--- SKIP: (\S+)`)
 // that the new process has skipped.
 func inOwnNetwork(t *testing.T) {
 	t.Helper()
-	kubectlDir(t) // the process inherits it
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

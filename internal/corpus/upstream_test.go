@@ -34,7 +34,7 @@ type upstreamVersion struct {
 }
 
 // upstreamObject returns the object that upstream stores when a sample is created, and the validation errors of its
-// schema.
+// schema. An error has the form "field: message". The errors are sorted.
 func upstreamObject(t *testing.T, version, storage *upstreamVersion, sample file) (obj object.Tree, causes []string) {
 	t.Helper()
 	s := version.structural
