@@ -83,7 +83,7 @@ func (f *fixture) newClient(allowHTTP2 bool) *http.Client {
 	}
 	transport := &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: allowHTTP2, DisableCompression: true}
 	f.t.Cleanup(transport.CloseIdleConnections)
-	c := &http.Client{Transport: transport, Timeout: timeout}
+	c := &http.Client{Transport: transport, Timeout: raceFactor * timeout}
 	f.clients = append(f.clients, c)
 	return c
 }
@@ -93,13 +93,13 @@ func (f *fixture) dial(protocol string) *tls.Conn {
 	f.t.Helper()
 	config := f.tlsConfig.Clone()
 	config.NextProtos = []string{protocol}
-	dialer := &tls.Dialer{NetDialer: &net.Dialer{Timeout: timeout}, Config: config}
+	dialer := &tls.Dialer{NetDialer: &net.Dialer{Timeout: raceFactor * timeout}, Config: config}
 	c, err := dialer.DialContext(f.t.Context(), "tcp", f.host)
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { _ = c.Close() })
-	_ = c.SetDeadline(time.Now().Add(timeout))
+	_ = c.SetDeadline(time.Now().Add(raceFactor * timeout))
 	return c.(*tls.Conn)
 }
 
