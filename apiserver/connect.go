@@ -49,6 +49,9 @@ func (s *Server) connect(ctx context.Context) (err error) {
 	if s.engine, err = s.openEngine(ctx, out); err != nil {
 		return err
 	}
+	if err := s.join(ctx); err != nil {
+		return err
+	}
 	s.hooks.done(nil, hookStorage, hookCRDs)
 	s.feed = s.engine.NewFeed()
 	s.openAggregation(out)
@@ -78,6 +81,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		EnableCBOR: s.config.EnableCBOR,
 		Profiling:  s.config.Profiling,
 		Audit:      s.audit.Audit,
+		Valid:      s.valid(),
 	})
 	s.http = serving.New(s.listener, s.handler, s.certificates.Config, s.config.OpenFiles,
 		s.config.Logger)
@@ -151,6 +155,25 @@ func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.En
 		RevalidateInterval: s.config.ConversionRecheck,
 		Failed:             s.fail,
 	})
+}
+
+// join registers the server in etcd. Writes of kinds and rules on other servers then wait for this one.
+func (s *Server) join(ctx context.Context) error {
+	if s.etcd == nil {
+		return nil
+	}
+	return s.etcd.Join(ctx, func(ctx context.Context, revision int64) error {
+		_, err := s.engine.Live.Wait(ctx, revision)
+		return err
+	})
+}
+
+// valid returns the function that reports whether other servers wait for this one, or nil if there are none.
+func (s *Server) valid() func() error {
+	if s.etcd == nil {
+		return nil
+	}
+	return s.etcd.Valid
 }
 
 // resumeFromConditions continues work that an earlier server recorded in the conditions of CRDs: unfinished storage

@@ -2,6 +2,7 @@ package apiserver_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -45,7 +46,7 @@ func configMap(name string) *corev1.ConfigMap {
 }
 
 // TestEtcdRestart checks that a server reads the objects that an earlier server has stored in etcd. It also checks
-// that the objects have the same etcd keys as with kube-apiserver.
+// that the objects have the same keys and the same form in etcd as with kube-apiserver.
 func TestEtcdRestart(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	s, maps := onEtcd(t, e)
@@ -62,7 +63,7 @@ func TestEtcdRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := raw.Head().Get("configmaps/default/a"); r == nil ||
-		!strings.HasPrefix(string(r.Value), `{"apiVersion":"v1","kind":"ConfigMap"`) {
+		!strings.HasPrefix(string(r.Value), "k8s\x00") {
 		t.Errorf("%+v", r)
 	}
 	if err := raw.Close(); err != nil {
@@ -141,8 +142,9 @@ func TestControllersAreElectedOnEtcd(t *testing.T) {
 	}
 }
 
-// TestEtcdKilled checks that requests fail with a storage error while etcd is down. After its restart they succeed, and
-// no watch has lost or repeated an event.
+// TestEtcdKilled checks that requests fail with a storage error while etcd is down, and reads from memory after the
+// registration of the server has expired. After a restart of etcd they succeed, and no watch has lost or repeated an
+// event.
 func TestEtcdKilled(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	s, maps := onEtcd(t, e)
@@ -174,10 +176,20 @@ func TestEtcdKilled(t *testing.T) {
 				fmt.Sprintf(`{"metadata":{"name":"m%03d"}}`, next))
 		})
 		requests.Wait()
-		if list, err := maps.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"}); err != nil ||
-			len(list.Items) != next {
-			t.Errorf("list from the watch cache: got %d of %d, %v", len(list.Items), next, err)
+		// reads from memory end with the registration of the server
+		for status := http.StatusOK; status == http.StatusOK; {
+			resp, err := client(t, s).Get(s.URL() + "/api/v1/namespaces/default/configmaps?resourceVersion=0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var list corev1.ConfigMapList
+			err = json.NewDecoder(resp.Body).Decode(&list)
+			_ = resp.Body.Close()
+			if status = resp.StatusCode; err != nil || status == http.StatusOK && len(list.Items) != next {
+				t.Fatalf("list from memory: got status %d, %d of %d items, %v", status, len(list.Items), next, err)
+			}
 		}
+		expectUnavailable(t, s, http.MethodGet, "/api/v1/configmaps?resourceVersion=0", "")
 		resp, err := client(t, s).Get(s.URL() + "/readyz")
 		if text := body(t, resp, err, http.StatusInternalServerError); !strings.Contains(text, "storage") {
 			t.Errorf("readyz: %s", text)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/server/egressselector"
 
 	"github.com/trellis-k8s/trellis/internal/egress/selector"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/ownership"
 	"github.com/trellis-k8s/trellis/internal/serving"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -84,7 +85,7 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 	cluster := s.config.Etcd
 	cluster.Prefix = path.Join("/", cluster.Prefix) + "/"
 	store, err := etcd.Open(ctx, etcd.Options{
-		Cluster: cluster, Base: "/registry/",
+		Cluster: cluster, Base: "/registry/", Codecs: kinds.Codecs(), Everywhere: kinds.Everywhere(),
 		Dial:         s.egressSelector.Dialer(egressselector.Etcd),
 		CompactAfter: s.config.CompactionInterval,
 		Logger:       s.config.Logger,
@@ -92,5 +93,6 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.etcd = store
 	return store, nil
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/serving"
 	"github.com/trellis-k8s/trellis/internal/storage"
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 )
 
 // Server is a running API server. Its parts stand in the group of the phase of the start that creates them. They are
@@ -51,6 +52,7 @@ type opened struct {
 	egressSelector *selector.Selector // dialers for each kind of destination; some use a tunnel
 	listener       net.Listener
 	store          storage.Store
+	etcd           *etcd.Store     // the store, if it is in etcd; otherwise nil
 	disk           embedded.Health // health of the disk of the embedded store
 	keys           serving.Keys
 	certificates   *serving.Certificates

@@ -59,6 +59,10 @@ func (o *Options) validate() error {
 		return errors.New("--conversion-recheck-interval must be greater than 0")
 	case o.CompactionInterval <= 0:
 		return errors.New("--etcd-compaction-interval must be greater than 0")
+	case o.Etcd.MaxOps <= 0:
+		return errors.New("--etcd-max-txn-ops must be greater than 0")
+	case o.Etcd.MaxBytes <= 0:
+		return errors.New("--etcd-max-request-bytes must be greater than 0")
 	case o.HistoryBytes <= 0:
 		return errors.New("--history-bytes must be greater than 0")
 	case o.Kubelet.Timeout <= 0:

@@ -48,6 +48,9 @@ type Config struct {
 	RequestTimeout time.Duration
 	// MemoryBudget is the memory in bytes for the bodies of all requests in progress; 0 means 1 GiB.
 	MemoryBudget int64
+	// Valid returns an error while the kinds and roles of this server may be outdated, because other servers no longer
+	// wait for it. The server then answers with 503. nil means that the server is always valid.
+	Valid func() error
 }
 
 // Server is the HTTP handler of the API server. All methods are safe for concurrent use.
@@ -60,6 +63,7 @@ type Server struct {
 	nonResources *health.Handler
 	pipeline     []func(*request.Request) bool // result of steps
 
+	valid    func() error // Config.Valid
 	inflight atomic.Int64
 	serving  context.Context // canceled by Drain, which ends the watches
 	stop     context.CancelFunc
@@ -71,6 +75,7 @@ func New(c Config) *Server {
 	s := &Server{
 		limits:     request.NewLimits(c.RequestTimeout, c.MemoryBudget),
 		negotiator: encoding.NewNegotiator(c.EnableCBOR),
+		valid:      c.Valid,
 		idle:       make(chan struct{}, 1),
 	}
 	s.serving, s.stop = context.WithCancel(context.Background())

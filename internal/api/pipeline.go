@@ -32,6 +32,9 @@ func (s *Server) steps() []func(*request.Request) bool {
 
 // ServeHTTP serves one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if s.valid != nil && isFenced(r.URL.Path) {
+		w = &fence{ResponseWriter: w, valid: s.valid}
+	}
 	q := &request.Request{W: w, R: r, Limits: s.limits, Negotiator: s.negotiator, Began: time.Now()}
 	s.inflight.Add(1)
 	defer s.complete(q)

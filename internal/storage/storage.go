@@ -112,6 +112,19 @@ func (e *FutureError) Error() string {
 	return fmt.Sprintf("storage: revision %d is in the future: the current revision is %d", e.Requested, e.Current)
 }
 
+// TooLargeError is the ErrTooLarge for a commit that exceeds a known limit of the log. Nothing was sent to the log.
+type TooLargeError struct {
+	Got, Limit int
+	Unit       string // "bytes" or "objects"
+}
+
+func (e *TooLargeError) Error() string {
+	return fmt.Sprintf("storage: the commit has %d %s: the limit is %d", e.Got, e.Unit, e.Limit)
+}
+
+// Unwrap returns ErrTooLarge.
+func (e *TooLargeError) Unwrap() error { return ErrTooLarge }
+
 // MaxKey is the maximum length of a key in bytes.
 const MaxKey = 4096
 

@@ -3,6 +3,7 @@ package verb
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -45,9 +46,14 @@ func Status(err error) error {
 		return nil
 	}
 	var status *apierrors.StatusError // allocated on the heap
+	var size *storage.TooLargeError
 	switch {
 	case errors.As(err, &status):
 		return err
+	case errors.As(err, &size):
+		return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf(
+			"the write has %d %s, and the server's storage accepts at most %d in one write", size.Got, size.Unit,
+			size.Limit))
 	case errors.Is(err, storage.ErrClosed):
 		return apierrors.NewServiceUnavailable("the server is shutting down")
 	case errors.Is(err, storage.ErrInDoubt):

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -15,6 +17,9 @@ import (
 type transaction struct {
 	compares []clientv3.Cmp
 	changes  []clientv3.Op
+	member   *registration // of this server, which the first compare requires; nil before Join
+	barrier  bool          // other servers must acknowledge the commit
+	values   [][]byte      // the encoded value of each write; nil for a deletion
 	reads    []clientv3.Op // one read for each compare, used if a compare fails
 }
 
@@ -34,30 +39,53 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	if err := s.Failed(); err != nil {
 		return nil, err
 	}
+	if err := s.Valid(); err != nil {
+		return nil, err
+	}
 	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.options.Timeout)
 	defer cancel()
 	t, err := s.transaction(limited, writes, guards)
 	if err != nil {
-		return nil, unavailable(err)
+		return nil, err
+	}
+	if err := s.checkSize(&t, writes, guards); err != nil {
+		return nil, err
 	}
 	previous := s.expectedRecords(writes)
-	s.inFlight.add(writes)
+	s.inFlight.add(writes, t.values)
 	defer s.inFlight.remove(writes)
 	resp, err := s.client.Txn(limited).If(t.compares...).Then(t.changes...).Else(t.reads...).Commit()
-	if err != nil {
-		return s.resolve(limited, writes, previous, err)
+	var events []*storage.Event
+	switch {
+	case err != nil:
+		if events, err = s.resolve(limited, writes, previous, err); err != nil {
+			return nil, err
+		}
+	case !resp.Succeeded:
+		return nil, s.conflict(resp, &t, writes, guards)
+	default:
+		_, _ = s.waitFor(limited, resp.Header.Revision) // on a timeout, the commit has still succeeded
+		events = s.committedEvents(writes, previous, resp.Header.Revision)
 	}
-	if !resp.Succeeded {
-		return nil, s.conflict(resp, writes, guards)
+	if t.barrier {
+		if err := s.waitForMembers(limited, events[0].Revision); err != nil {
+			return nil, fmt.Errorf("%w: another server has not applied the commit: %w", storage.ErrInDoubt, err)
+		}
 	}
-	_, _ = s.waitFor(limited, resp.Header.Revision) // on a timeout, the commit has still succeeded
-	return s.committedEvents(writes, previous, resp.Header.Revision), nil
+	return events, nil
 }
 
-// transaction builds the transaction. It compares the guards first, and then the expected revisions of the writes.
+// transaction builds the transaction. It compares the registration of this server first, then the guards, and then the
+// expected revisions of the writes.
 func (s *Store) transaction(
 	ctx context.Context, writes []storage.Write, guards []storage.Guard,
 ) (t transaction, err error) {
+	m := s.member.Load()
+	if m != nil {
+		t.member = m.current.Load()
+		t.compares = append(t.compares, clientv3.Compare(clientv3.CreateRevision(t.member.key), "=", t.member.created))
+		t.reads = append(t.reads, clientv3.OpGet(t.member.key, clientv3.WithKeysOnly()))
+	}
 	for i := range guards {
 		g, key := &guards[i], s.etcdKey(guards[i].Key)
 		if !g.Prefix {
@@ -72,19 +100,54 @@ func (s *Store) transaction(
 	for i := range writes {
 		w, key := &writes[i], s.etcdKey(writes[i].Key)
 		t.expect(key, w.Expected)
-		if w.Value == nil {
+		value, err := s.encode(w)
+		if err != nil {
+			return t, err
+		}
+		t.values = append(t.values, value)
+		t.barrier = t.barrier || m != nil && s.everywhere(w.Key)
+		if value == nil {
 			t.changes = append(t.changes, clientv3.OpDelete(key))
 			continue
 		}
 		var lease clientv3.LeaseID
 		if w.TTL > 0 {
 			if lease, err = s.lease(ctx, w.TTL); err != nil {
-				return t, err
+				return t, unavailable(err)
 			}
 		}
-		t.changes = append(t.changes, clientv3.OpPut(key, string(w.Value), clientv3.WithLease(lease)))
+		t.changes = append(t.changes, clientv3.OpPut(key, string(value), clientv3.WithLease(lease)))
+	}
+	if t.barrier {
+		t.changes = append(t.changes, clientv3.OpPut(s.etcdKey(s.options.Base+barrierKey), m.id))
 	}
 	return t, nil
+}
+
+// opOverhead is the approximate number of bytes that a request needs for an operation in addition to its key and value.
+const opOverhead = 32
+
+// checkSize returns a *storage.TooLargeError if etcd would reject the transaction because of its size.
+func (s *Store) checkSize(t *transaction, writes []storage.Write, guards []storage.Guard) error {
+	if n := len(t.compares); n > s.options.MaxOps {
+		return &storage.TooLargeError{Got: n, Limit: s.options.MaxOps, Unit: "objects"}
+	}
+	size := 0
+	for i := range guards {
+		size += 2 * (len(guards[i].Key) + opOverhead) // in a compare and a read
+	}
+	for i := range writes {
+		size += 3*(len(writes[i].Key)+opOverhead) + len(t.values[i])
+	}
+	if size > s.options.MaxBytes {
+		return &storage.TooLargeError{Got: size, Limit: s.options.MaxBytes, Unit: "bytes"}
+	}
+	return nil
+}
+
+// everywhere reports whether a write of a key must be applied by all servers.
+func (s *Store) everywhere(key string) bool {
+	return slices.ContainsFunc(s.options.Everywhere, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
 }
 
 // expect adds the condition that a key was last changed at revision, or does not exist if revision is 0.
@@ -93,9 +156,19 @@ func (t *transaction) expect(key string, revision int64) {
 	t.reads = append(t.reads, clientv3.OpGet(key))
 }
 
-// conflict returns the *storage.ConflictError of a transaction whose conditions did not hold.
-func (s *Store) conflict(resp *clientv3.TxnResponse, writes []storage.Write, guards []storage.Guard) error {
-	for i, r := range resp.Responses {
+// conflict returns the *storage.ConflictError of a transaction whose conditions did not hold, or an ErrUnavailable if
+// the registration of this server has expired.
+func (s *Store) conflict(
+	resp *clientv3.TxnResponse, t *transaction, writes []storage.Write, guards []storage.Guard,
+) error {
+	responses := resp.Responses
+	if t.member != nil {
+		if kvs := responses[0].GetResponseRange().Kvs; len(kvs) == 0 || kvs[0].CreateRevision != t.member.created {
+			return fmt.Errorf("%w: the registration of the server in etcd has expired", storage.ErrUnavailable)
+		}
+		responses = responses[1:]
+	}
+	for i, r := range responses {
 		if c, holds := s.checkCondition(r.GetResponseRange(), i, writes, guards); !holds {
 			c.Revision = resp.Header.Revision
 			return c

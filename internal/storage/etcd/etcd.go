@@ -33,7 +33,11 @@ type Options struct {
 	// Dial connects to a server. nil means the dialer of package net.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	Base string // Prefix replaces it at the beginning of all keys in etcd
+	Base   string         // Prefix replaces it at the beginning of all keys in etcd
+	Codecs storage.Codecs // codecs of the values, by the store's keys
+	// Everywhere lists prefixes of the store's keys. A commit below them returns after all servers that have joined
+	// have applied it.
+	Everywhere []string
 
 	CompactAfter time.Duration // age after which history is compacted; 0 means 5 minutes
 	Logger       *slog.Logger  // nil means none
@@ -57,6 +61,12 @@ func (o *Options) setDefaults() {
 	if o.CompactAfter <= 0 {
 		o.CompactAfter = 5 * time.Minute
 	}
+	if o.MaxOps <= 0 {
+		o.MaxOps = defaultMaxOps
+	}
+	if o.MaxBytes <= 0 {
+		o.MaxBytes = defaultMaxBytes
+	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -76,9 +86,12 @@ type Store struct {
 	*storage.Replica
 	client    *clientv3.Client
 	options   Options
+	secure    *tls.Config // nil means no TLS
+	position  position
 	revisions readBatcher
 	leases    leases
 	inFlight  inFlight
+	member    atomic.Pointer[member] // nil before Join
 
 	lifetime  context.Context // cancelled when Close begins
 	end       context.CancelFunc
@@ -95,41 +108,46 @@ type Store struct {
 func Open(ctx context.Context, o Options) (*Store, error) {
 	o.setDefaults()
 	s := &Store{options: o, leases: newLeases()}
-	secure, err := o.tls()
-	if err != nil {
+	var err error
+	if s.secure, err = o.tls(); err != nil {
 		return nil, err
 	}
-	s.client, err = clientv3.New(clientv3.Config{
-		Endpoints: o.Servers, TLS: secure, Logger: zap.NewNop(),
-		DialTimeout: o.Timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 10 * time.Second,
-		MaxCallSendMsgSize: math.MaxInt32, // etcd itself reports requests that are too large
-		DialOptions:        o.dialOptions(),
-	})
+	s.client, err = s.newClient(o.Servers, s.dialVerified)
 	if err != nil {
 		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(o.Servers, ","), err)
 	}
 	s.lifetime, s.end = context.WithCancel(context.Background())
-	head, err := s.load(ctx, nil)
+	head, newest, err := s.load(ctx, nil)
 	if err != nil {
 		s.end()
 		err = fmt.Errorf("load from etcd at %s: %w", strings.Join(o.Servers, ","), err)
 		return nil, errors.Join(err, s.client.Close())
 	}
 	s.Replica = storage.NewReplica(head, 0, s, o.replica)
+	s.position.newest.Store(newest)
 	s.serving.Go(s.follow)
 	s.serving.Go(s.compactor)
 	return s, nil
 }
 
-// dialOptions returns the gRPC options of a connection.
-func (o *Options) dialOptions() []grpc.DialOption {
-	all := []grpc.DialOption{grpc.WithConnectParams(connectParams)}
-	if o.Dial != nil {
-		all = append(all, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			return o.Dial(ctx, "tcp", address)
-		}))
+// newClient returns a client of etcd that connects with the function dial.
+func (s *Store) newClient(
+	endpoints []string, dial func(ctx context.Context, address string) (net.Conn, error),
+) (*clientv3.Client, error) {
+	return clientv3.New(clientv3.Config{
+		Endpoints: endpoints, TLS: s.secure, Logger: zap.NewNop(),
+		DialTimeout: s.options.Timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 10 * time.Second,
+		MaxCallSendMsgSize: math.MaxInt32, // etcd itself reports requests that are too large
+		DialOptions:        []grpc.DialOption{grpc.WithConnectParams(connectParams), grpc.WithContextDialer(dial)},
+	})
+}
+
+// scheme returns the beginning of the URLs of etcd's members.
+func (o *Options) scheme() string {
+	if strings.HasPrefix(o.Servers[0], "https://") {
+		return "https://"
 	}
-	return all
+	return "http://"
 }
 
 // tls returns the TLS configuration of the connection, or nil for none.
@@ -178,8 +196,11 @@ func (s *Store) Failed() error {
 func (s *Store) fail(cause error) {
 	err := fmt.Errorf("%w: %w", storage.ErrFailed, cause)
 	if s.failed.CompareAndSwap(nil, &err) {
-		s.options.Logger.Error("cannot receive changes from etcd any more: reads continue, but writes fail until the "+
-			"server is restarted", "err", cause)
+		s.options.Logger.Error("cannot receive changes from etcd any more: writes, watches and consistent reads fail "+
+			"until the server is restarted", "err", cause)
+		if s.Replica != nil {
+			s.Reset(s.Head(), s.Head().Revision()) // ends all watches
+		}
 	}
 }
 
@@ -195,36 +216,4 @@ func (s *Store) Close() error {
 		s.closeErr = s.client.Close()
 	})
 	return s.closeErr
-}
-
-// compactor compacts history older than CompactAfter. etcd does not compact its history by itself.
-func (s *Store) compactor() {
-	for {
-		reached := s.Head().Revision()
-		select {
-		case <-s.lifetime.Done():
-			return
-		case <-s.options.After(s.options.CompactAfter):
-		}
-		if err := s.Compact(s.lifetime, reached); err != nil && s.lifetime.Err() == nil {
-			s.options.Logger.Warn("cannot compact the history in etcd", "revision", reached, "err", err)
-		}
-	}
-}
-
-// Compact drops the history before revision. The state at revision stays readable.
-func (s *Store) Compact(ctx context.Context, revision int64) error {
-	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
-	defer cancel()
-	if revision <= s.Oldest() {
-		return nil
-	}
-	if err := s.DropHistory(revision); err != nil {
-		return err
-	}
-	if _, err := s.client.Compact(ctx, revision); err != nil && !isCompacted(err) {
-		return unavailable(err)
-	}
-	s.TrimHistory()
-	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -296,6 +297,104 @@ func TestRestored(t *testing.T) {
 	_, err := s.Commit(t.Context(), []storage.Write{{Key: "b", Value: []byte("1")}})
 	if !errors.Is(err, storage.ErrFailed) {
 		t.Errorf("Commit: got %v, want ErrFailed", err)
+	}
+}
+
+// TestOvertaken checks a store that reconnects after etcd was restored from an older copy and has since passed the
+// revision of the store. The store fails, and its cursors end. A restart of etcd without a loss has no such effect.
+func TestOvertaken(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	p := newProxy(t, e.URL)
+	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{p.url}}, Timeout: 4 * time.Second})
+	put(t, s, storage.Write{Key: "a", Value: []byte("1")})
+	older := t.TempDir()
+	p.close()
+	e.Kill()
+	if err := os.CopyFS(older, os.DirFS(e.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	e.Start()
+	p.open()
+	for err := storage.ErrUnavailable; err != nil; {
+		if _, err = s.Fresh(t.Context()); err != nil && !errors.Is(err, storage.ErrUnavailable) {
+			t.Fatal(err)
+		}
+	}
+	last := put(t, s, storage.Write{Key: "lost", Value: []byte("1")})
+	w, err := s.Watch(t.Context(), "", last.Revision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	p.close()
+	e.Kill()
+	if err := os.RemoveAll(e.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(e.Dir, os.DirFS(older)); err != nil {
+		t.Fatal(err)
+	}
+	e.Start()
+	c := newClient(t, e.URL)
+	for i := range 40 {
+		if _, err := c.Put(t.Context(), fmt.Sprintf("/registry/foreign-%d", i), "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.open()
+	for err == nil {
+		<-w.Ready()
+		_, _, err = w.Take(nil)
+	}
+	if !storage.MissedEvents(err) || !errors.Is(s.Failed(), storage.ErrFailed) {
+		t.Errorf("the cursor has ended with %v, and the state of the store is %v", err, s.Failed())
+	}
+	for name, call := range map[string]func() error{
+		"Fresh": func() error { _, err := s.Fresh(t.Context()); return err },
+		"Watch": func() error { _, err := s.Watch(t.Context(), "", last.Revision); return err },
+		"Commit": func() error {
+			_, err := s.Commit(t.Context(), []storage.Write{{Key: "b", Value: []byte("1")}})
+			return err
+		},
+	} {
+		if err := call(); !errors.Is(err, storage.ErrFailed) {
+			t.Errorf("%s: got %v, want ErrFailed", name, err)
+		}
+	}
+	if s.Head().Get("foreign-39") != nil {
+		t.Error("the store has read the other history")
+	}
+}
+
+// TestCompactionTurns checks that one of several stores compacts in each interval, and that the other stores learn the
+// revision.
+func TestCompactionTurns(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	c := newClient(t, e.URL)
+	var ticks [2]chan time.Time
+	var stores [2]*etcd.Store
+	for i := range stores {
+		ticks[i] = make(chan time.Time)
+		stores[i] = open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL}},
+			After: func(time.Duration) <-chan time.Time { return ticks[i] }})
+	}
+	first := put(t, stores[0], storage.Write{Key: "a", Value: []byte("1")})
+	for round := range 3 {
+		for i := range stores {
+			ticks[i] <- time.Time{}
+		}
+		put(t, stores[0], storage.Write{Key: "a", Value: []byte{byte(round)}})
+	}
+	got, err := c.Get(t.Context(), "compact_rev_key")
+	if err != nil || len(got.Kvs) != 1 || got.Kvs[0].Version > 3 {
+		t.Fatalf("%v, %v", got, err)
+	}
+	for i, s := range stores {
+		ticks[i] <- time.Time{} // waits for the end of the previous turn
+		var compacted *storage.CompactedError
+		if _, err := s.At(t.Context(), first.Revision); !errors.As(err, &compacted) {
+			t.Errorf("store %d reads revision %d: %v", i, first.Revision, err)
+		}
 	}
 }
 

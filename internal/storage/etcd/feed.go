@@ -1,11 +1,11 @@
 package etcd
 
 import (
-	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -30,6 +30,7 @@ func (s *Store) readPages(ctx context.Context, revision int64, add func(*mvccpb.
 		}
 		if revision == 0 {
 			revision = resp.Header.Revision
+			s.position.cluster.CompareAndSwap(0, resp.Header.ClusterId)
 		}
 		for _, kv := range resp.Kvs {
 			if err := add(kv); err != nil {
@@ -43,21 +44,31 @@ func (s *Store) readPages(ctx context.Context, revision int64, add func(*mvccpb.
 	}
 }
 
-// load reads the newest state. It reuses unchanged records of the previous state, together with their derived data.
-func (s *Store) load(ctx context.Context, before *storage.Snapshot) (*storage.Snapshot, error) {
+// load reads the newest state, and returns its newest key-value pair, or nil if there is none. It reuses unchanged
+// records of the previous state, together with their derived data. If etcd has another record at a revision that the
+// previous state includes, the store fails.
+func (s *Store) load(
+	ctx context.Context, before *storage.Snapshot,
+) (head *storage.Snapshot, newest *mvccpb.KeyValue, err error) {
 	var l storage.Loader
 	revision, err := s.readPages(ctx, 0, func(kv *mvccpb.KeyValue) error {
-		if before != nil {
-			if known := before.Get(s.storageKey(kv.Key)); known != nil && known.Modified == kv.ModRevision {
-				return l.Add(known)
-			}
+		if newest == nil || kv.ModRevision > newest.ModRevision {
+			newest = kv
 		}
-		return l.Add(s.record(kv))
+		if before == nil || kv.ModRevision > before.Revision() {
+			return l.Add(s.record(kv))
+		}
+		known := before.Get(s.storageKey(kv.Key))
+		if known == nil || known.Modified != kv.ModRevision {
+			s.failReplaced(fmt.Errorf("%s is not the same as before at revision %d", kv.Key, kv.ModRevision))
+			return s.Failed()
+		}
+		return l.Add(known)
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return l.Snapshot(revision), nil
+	return l.Snapshot(revision), newest, nil
 }
 
 // storageKey returns the store's key of a key in etcd.
@@ -65,23 +76,39 @@ func (s *Store) storageKey(key []byte) string {
 	return s.options.Base + strings.TrimPrefix(string(key), s.options.Prefix)
 }
 
-// record converts a key-value pair of etcd.
+// record converts a key-value pair of etcd. A value that cannot be decoded is kept as it is, so reads of this object
+// fail, and all other objects can be read.
 func (s *Store) record(kv *mvccpb.KeyValue) *storage.Record {
-	return &storage.Record{
-		Key: s.storageKey(kv.Key), Value: kv.Value, Created: kv.CreateRevision, Modified: kv.ModRevision,
+	r := &storage.Record{
+		Key: s.storageKey(kv.Key), Created: kv.CreateRevision, Modified: kv.ModRevision,
 		Expires: s.leases.expiry(clientv3.LeaseID(kv.Lease)),
 	}
+	if s.inFlight.attach(r, kv.Value) {
+		return r
+	}
+	var err error
+	if r.Value, err = s.decode(r.Key, kv.Value); err != nil {
+		r.Value = kv.Value
+		s.options.Logger.Error("cannot decode a value in etcd", "key", string(kv.Key), "revision", kv.ModRevision,
+			"err", err)
+	}
+	return r
 }
 
 // reconnectDelay is the pause before an ended watch is started again.
 const reconnectDelay = 100 * time.Millisecond
 
-// follow keeps the replica up to date with etcd, until Close.
+// follow keeps the replica up to date with etcd, until Close or until etcd has another history.
 func (s *Store) follow() {
-	for s.lifetime.Err() == nil {
-		err := s.watch()
+	after := s.Head().Revision() // revision of the last event
+	for s.lifetime.Err() == nil && s.Failed() == nil {
+		err := s.watch(&after)
+		if head := s.Head().Revision(); isCompacted(err) && after < head {
+			after = head // the compacted changes are not below the prefix
+			continue
+		}
 		if isCompacted(err) {
-			err = s.resync()
+			err = s.resync(&after)
 		}
 		if err == nil || s.lifetime.Err() != nil {
 			continue
@@ -95,35 +122,62 @@ func (s *Store) follow() {
 }
 
 // resync resets the replica to the current state of etcd, after etcd has compacted changes before they were read.
-func (s *Store) resync() error {
-	head, err := s.load(s.lifetime, s.Head())
+func (s *Store) resync(after *int64) error {
+	head, newest, err := s.load(s.lifetime, s.Head())
 	if err == nil {
 		s.Reset(head, head.Revision())
+		s.position.newest.Store(newest)
+		*after = head.Revision()
 	}
 	return err
 }
 
 var errEnded = errors.New("etcd has ended the watch")
 
-// watch publishes the changes after the head, until the watch ends.
-func (s *Store) watch() error {
+// watch publishes the changes after a revision, until the watch ends. It sets after to the revision of the last event.
+// A new connection ends the watch, so that the next one starts after this event. If etcd has another history now, the
+// next watch may then return an event at a revision that the store has already passed.
+func (s *Store) watch(after *int64) error {
 	ctx, cancel := context.WithCancel(s.watchContext(s.lifetime))
 	defer cancel()
-	responses := s.client.Watch(ctx, s.options.Prefix, clientv3.WithPrefix(),
-		clientv3.WithRev(s.Head().Revision()+1), clientv3.WithProgressNotify())
+	connections := s.position.connections.Load()
+	responses := s.client.Watch(ctx, s.options.Prefix, clientv3.WithPrefix(), clientv3.WithRev(*after+1),
+		clientv3.WithProgressNotify(), clientv3.WithFragment())
 	for resp := range responses {
 		if err := resp.Err(); err != nil {
 			return err
 		}
 		switch n := len(resp.Events); {
+		case s.position.connections.Load() != connections:
+			return nil
 		case n > 0:
-			events := s.events(resp.Events)
-			s.Apply(events, events[n-1].Revision)
+			if first := resp.Events[0].Kv; first.ModRevision <= s.Head().Revision() {
+				s.failReplaced(fmt.Errorf("%s has changed at revision %d, which the store had already passed",
+					first.Key, first.ModRevision))
+				return nil
+			}
+			s.publish(resp.Events)
+			*after = resp.Events[n-1].Kv.ModRevision
 		case resp.IsProgressNotify():
 			s.Apply(nil, resp.Header.Revision)
 		}
 	}
 	return errEnded
+}
+
+// publish adds events of etcd to the replica.
+func (s *Store) publish(received []*clientv3.Event) {
+	events := s.events(received)
+	s.Apply(events, events[len(events)-1].Revision)
+	if m := s.member.Load(); m != nil {
+		m.observe(events)
+	}
+	for _, e := range slices.Backward(received) {
+		if e.Type == clientv3.EventTypePut {
+			s.position.newest.Store(e.Kv)
+			break
+		}
+	}
 }
 
 // watchContext returns a context that selects the gRPC stream of watch. RequestProgress requests progress per stream.
@@ -138,59 +192,10 @@ func (s *Store) events(received []*clientv3.Event) []*storage.Event {
 		events[i] = &storage.Event{Revision: e.Kv.ModRevision, Key: s.storageKey(e.Kv.Key)}
 		if e.Type == clientv3.EventTypePut {
 			events[i].Record = s.record(e.Kv)
-			s.inFlight.attachDerived(events[i].Record)
 		}
 		if e.PrevKv != nil {
 			events[i].Previous = s.record(e.PrevKv)
 		}
 	}
 	return events
-}
-
-// inFlight holds the writes of running commits by key. The watch reuses their values and derived data when etcd
-// delivers the events.
-type inFlight struct {
-	mu     sync.Mutex
-	writes map[string][]*storage.Write
-}
-
-func (u *inFlight) add(writes []storage.Write) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.writes == nil {
-		u.writes = map[string][]*storage.Write{}
-	}
-	for i := range writes {
-		u.writes[writes[i].Key] = append(u.writes[writes[i].Key], &writes[i])
-	}
-}
-
-func (u *inFlight) remove(writes []storage.Write) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for i := range writes {
-		key := writes[i].Key
-		left := u.writes[key][:0]
-		for _, w := range u.writes[key] {
-			if w != &writes[i] {
-				left = append(left, w)
-			}
-		}
-		if u.writes[key] = left; len(left) == 0 {
-			delete(u.writes, key)
-		}
-	}
-}
-
-// attachDerived sets the derived data of r if r results from a write in flight.
-func (u *inFlight) attachDerived(r *storage.Record) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for _, w := range u.writes[r.Key] {
-		if w.Derived != nil && bytes.Equal(w.Value, r.Value) {
-			r.Value = w.Value
-			r.Derived.Store(w.Derived)
-			return
-		}
-	}
 }

@@ -13,7 +13,15 @@ type Cluster struct {
 	CertFile string   // client certificate, with KeyFile; "" means none
 	KeyFile  string
 	Prefix   string // replaces Options.Base at the beginning of all keys in etcd
+	MaxOps   int    // maximum number of keys in a commit; 0 means 128
+	MaxBytes int    // maximum size of a commit in bytes; 0 means 1.5 MiB
 }
+
+// Defaults of etcd's flags --max-txn-ops and --max-request-bytes.
+const (
+	defaultMaxOps   = 128
+	defaultMaxBytes = 1.5 * 1024 * 1024
+)
 
 // AddFlags declares the flags.
 func (c *Cluster) AddFlags(fs *pflag.FlagSet) {
@@ -25,5 +33,9 @@ func (c *Cluster) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.CertFile, "etcd-certfile", "", "file of the client certificate for etcd (experimental)")
 	fs.StringVar(&c.KeyFile, "etcd-keyfile", "", "file of the private key of --etcd-certfile (experimental)")
 	flags.Pair(fs, "etcd-certfile", "etcd-keyfile")
-	fs.StringVar(&c.Prefix, "etcd-prefix", "/registry", "prefix of all keys in etcd (experimental)")
+	fs.StringVar(&c.Prefix, "etcd-prefix", "/registry", "prefix of all keys in etcd")
+	fs.IntVar(&c.MaxOps, "etcd-max-txn-ops", defaultMaxOps,
+		"maximum number of objects in a write. etcd has the same flag with the same default")
+	fs.IntVar(&c.MaxBytes, "etcd-max-request-bytes", defaultMaxBytes,
+		"maximum size of a write in bytes. etcd has the same flag with the same default")
 }

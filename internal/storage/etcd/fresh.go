@@ -17,6 +17,9 @@ func (s *Store) Fresh(ctx context.Context) (*storage.Snapshot, error) {
 	if s.lifetime.Err() != nil {
 		return nil, storage.ErrClosed
 	}
+	if err := s.Failed(); err != nil {
+		return nil, err
+	}
 	revision, err := s.revisions.read(ctx, s.revision)
 	if err != nil {
 		return nil, err
@@ -37,9 +40,7 @@ func (s *Store) revision() (int64, error) {
 		return 0, unavailable(err)
 	}
 	if resp.Header.Revision < head {
-		s.fail(fmt.Errorf("the revision of etcd has decreased from %d to %d: etcd has lost data, "+
-			"or was restored from a backup",
-			head, resp.Header.Revision))
+		s.failReplaced(fmt.Errorf("its revision has decreased from %d to %d", head, resp.Header.Revision))
 		return 0, s.Failed()
 	}
 	return resp.Header.Revision, nil

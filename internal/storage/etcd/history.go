@@ -13,9 +13,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Watch implements storage.Store. If the given revision is no longer in the replica's memory, Watch checks that
-// etcd still has it.
+// Watch implements storage.Store. It returns an error after the store has failed. If the given revision is no longer in
+// the replica's memory, Watch checks that etcd still has it.
 func (s *Store) Watch(ctx context.Context, prefix string, after int64) (*storage.Cursor, error) {
+	if err := s.Failed(); err != nil {
+		return nil, err
+	}
 	if s.lifetime.Err() == nil && after < s.OldestInMemory() && after >= s.Oldest() {
 		limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
 		defer cancel()

@@ -13,6 +13,7 @@ import (
 // Etcd is an etcd of one member that a test can kill and restart.
 type Etcd struct {
 	URL  string
+	Dir  string // the data directory
 	t    testing.TB
 	args []string
 	cmd  *exec.Cmd
@@ -47,7 +48,7 @@ func StartEtcd(t testing.TB, flags ...string) *Etcd {
 	if len(flags) > 0 {
 		urls[0] = strings.Replace(urls[0], "http:", "https:", 1)
 	}
-	e := &Etcd{URL: urls[0], t: t, args: append([]string{
+	e := &Etcd{URL: urls[0], Dir: dir, t: t, args: append([]string{
 		program, "--name=default", "--data-dir=" + dir, "--unsafe-no-fsync",
 		"--listen-client-urls=" + urls[0], "--advertise-client-urls=" + urls[0],
 		"--listen-peer-urls=" + urls[1], "--initial-advertise-peer-urls=" + urls[1],

@@ -1,0 +1,81 @@
+package api
+
+import (
+	"bufio"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/trellis-k8s/trellis/internal/api/encoding"
+)
+
+// fence replaces the response of a server that other servers no longer wait for. Its kinds and roles may be outdated,
+// so the client gets a 503 and must ask another server. A response that has already begun is cut off.
+type fence struct {
+	http.ResponseWriter
+	valid   func() error
+	began   bool // WriteHeader was called
+	refused bool // the response is the 503
+}
+
+// errFenced ends a response that has begun.
+var errFenced = errors.New("the server is no longer valid")
+
+// isFenced reports whether the responses at a path depend on kinds or roles. Health checks and metrics do not.
+func isFenced(path string) bool {
+	return strings.HasPrefix(path, "/api") || strings.HasPrefix(path, "/openapi")
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (f *fence) WriteHeader(status int) {
+	if f.began || f.valid() == nil {
+		f.began = true
+		f.ResponseWriter.WriteHeader(status)
+		return
+	}
+	f.began, f.refused = true, true
+	s := apierrors.NewServiceUnavailable("the server's storage is unavailable: " +
+		"retry, and read the object first if the request was a write").ErrStatus
+	s.TypeMeta = encoding.StatusType
+	s.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+	body, err := (&encoding.Media{Offer: encoding.Offer{Format: encoding.FormatJSON}}).EncodeStatus(&s)
+	if err != nil {
+		body = nil // not possible: a Status has a JSON form
+	}
+	h := f.Header()
+	clear(h)
+	h.Set("Content-Type", runtime.ContentTypeJSON)
+	h.Set("Retry-After", "1")
+	f.ResponseWriter.WriteHeader(http.StatusServiceUnavailable)
+	_, _ = f.ResponseWriter.Write(body) // an error means that the client has disconnected
+}
+
+// Write implements http.ResponseWriter.
+func (f *fence) Write(p []byte) (int, error) {
+	if !f.began {
+		f.WriteHeader(http.StatusOK)
+	}
+	if f.refused || f.valid() != nil {
+		return 0, errFenced
+	}
+	return f.ResponseWriter.Write(p)
+}
+
+// Flush implements http.Flusher.
+func (f *fence) Flush() { _ = http.NewResponseController(f.ResponseWriter).Flush() }
+
+// Hijack implements http.Hijacker.
+func (f *fence) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	if err := f.valid(); err != nil {
+		return nil, nil, err
+	}
+	return http.NewResponseController(f.ResponseWriter).Hijack()
+}
+
+// Unwrap returns the wrapped writer to http.ResponseController.
+func (f *fence) Unwrap() http.ResponseWriter { return f.ResponseWriter }

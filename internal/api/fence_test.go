@@ -1,0 +1,65 @@
+package api
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/access"
+)
+
+// TestFence checks a server that is no longer valid. It answers all requests that depend on kinds or roles with 503,
+// and ends its watches. Health checks still work.
+func TestFence(t *testing.T) {
+	var invalid atomic.Bool
+	h := newHarness(t, func(c *Config) {
+		c.Valid = func() error {
+			if invalid.Load() {
+				return errors.New("no longer valid")
+			}
+			return nil
+		}
+	})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.server.ServeHTTP(w, r.WithContext(access.WithUser(r.Context(), access.Loopback())))
+	}))
+	defer s.Close()
+	get := func(path string) *http.Response {
+		t.Helper()
+		resp, err := s.Client().Get(s.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = resp.Body.Close() })
+		return resp
+	}
+	const watch = "/api/v1/namespaces?watch=1"
+	running := get(watch)
+	if running.StatusCode != http.StatusOK {
+		t.Fatal(running.Status)
+	}
+	invalid.Store(true)
+	h.want(http.StatusServiceUnavailable, "POST", "/api/v1/namespaces",
+		`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"late"}}`)
+	if events, _ := io.ReadAll(running.Body); strings.Contains(string(events), `"late"`) {
+		t.Errorf("the watch has returned an event: %s", events)
+	}
+	for _, path := range []string{"/api", "/apis", "/api/v1/namespaces/default", "/api/v1/namespaces", watch,
+		"/openapi/v2", "/api/v1/unknown"} {
+		resp := get(path)
+		body, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") != "1" ||
+			!strings.Contains(string(body), `"reason":"ServiceUnavailable"`) {
+			t.Errorf("%s: got %s, %s, %v", path, resp.Status, body, err)
+		}
+	}
+	for _, path := range []string{"/livez", "/readyz", "/version"} {
+		if resp := get(path); resp.StatusCode == http.StatusServiceUnavailable {
+			t.Errorf("%s: got %s", path, resp.Status)
+		}
+	}
+}

@@ -1,0 +1,222 @@
+package etcd
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// Keys below Base that servers use for their coordination. No kind has such keys.
+const (
+	// membersKey is the prefix of the registrations. The value of a registration is the revision up to which its server
+	// has applied all changes.
+	membersKey = "trellis/members/"
+	// barrierKey is written by each commit below Options.Everywhere. Its value is the ID of the writing server.
+	barrierKey = "trellis/barrier"
+)
+
+// memberTTL is the validity of a registration. A server renews it three times in this time.
+const memberTTL = 5 * time.Second
+
+// deadlineSlack is how much earlier a server regards its own registration as expired than etcd. It covers clocks that
+// run at different speeds.
+const deadlineSlack = 100 * time.Millisecond
+
+// member is this server's membership in the group of servers that share an etcd cluster. A commit below
+// Options.Everywhere returns after each registered server has applied it. A server without a valid registration must
+// not answer, because such commits do not wait for it.
+type member struct {
+	store   *Store
+	id      string
+	applied func(ctx context.Context, revision int64) error
+	current atomic.Pointer[registration]
+	barrier atomic.Int64  // the newest revision that this server must acknowledge
+	wake    chan struct{} // receives a value when barrier has changed
+}
+
+// registration is a key with a lease in etcd.
+type registration struct {
+	key      string // in etcd
+	lease    clientv3.LeaseID
+	created  int64        // create revision of the key
+	deadline atomic.Int64 // sinceBoot at which the server must stop answering; 0 before all earlier writes are applied
+}
+
+// Join registers the server and keeps the registration until Close. The function applied waits until the process has
+// applied all changes up to a revision. When Join returns, the server has applied all commits below Options.Everywhere
+// that have returned.
+func (s *Store) Join(ctx context.Context, applied func(ctx context.Context, revision int64) error) error {
+	m := &member{store: s, id: rand.Text(), applied: applied, wake: make(chan struct{}, 1)}
+	m.current.Store(&registration{})
+	s.member.Store(m) // before the registration, so that no later barrier is missed
+	if err := m.register(ctx); err != nil {
+		return fmt.Errorf("register the server in etcd: %w", err)
+	}
+	s.serving.Go(m.renewals)
+	s.serving.Go(m.acknowledgements)
+	return nil
+}
+
+// Valid returns an ErrUnavailable while the server has no valid registration, and nil otherwise.
+func (s *Store) Valid() error {
+	m := s.member.Load()
+	if m == nil || int64(sinceBoot()) < m.current.Load().deadline.Load() {
+		return nil
+	}
+	return fmt.Errorf("%w: the server could not renew its registration in etcd", storage.ErrUnavailable)
+}
+
+// register creates a registration, and waits until the server has applied all changes before it.
+func (m *member) register(ctx context.Context) error {
+	s := m.store
+	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
+	defer cancel()
+	began := sinceBoot()
+	lease, err := s.client.Grant(ctx, int64(memberTTL/time.Second))
+	if err != nil {
+		return err
+	}
+	r := &registration{key: s.etcdKey(s.options.Base + membersKey + rand.Text()), lease: lease.ID}
+	put, err := s.client.Put(ctx, r.key, strconv.FormatInt(s.Head().Revision(), 10), clientv3.WithLease(lease.ID))
+	if err != nil {
+		return err
+	}
+	r.created = put.Header.Revision
+	m.current.Store(r)
+	if _, err := s.waitFor(ctx, r.created); err != nil {
+		return err
+	}
+	if err := m.acknowledge(ctx, r, r.created); err != nil {
+		return err
+	}
+	r.extend(began, lease.TTL)
+	return nil
+}
+
+// extend sets the deadline after a renewal that began at a time. ttl is in seconds.
+func (r *registration) extend(began time.Duration, ttl int64) {
+	r.deadline.Store(int64(began + time.Duration(ttl)*time.Second - deadlineSlack))
+}
+
+// acknowledge tells the other servers that this one has applied all changes up to a revision.
+func (m *member) acknowledge(ctx context.Context, r *registration, revision int64) error {
+	if err := m.applied(ctx, revision); err != nil {
+		return err
+	}
+	_, err := m.store.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(r.key), "=", r.created)).
+		Then(clientv3.OpPut(r.key, strconv.FormatInt(revision, 10), clientv3.WithLease(r.lease))).Commit()
+	return err
+}
+
+// renewals renews the registration until Close, and then removes it. If the registration has expired, it creates a new
+// one.
+func (m *member) renewals() {
+	s := m.store
+	tick := time.NewTicker(memberTTL / 3)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.lifetime.Done():
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			_, _ = s.client.Revoke(ctx, m.current.Load().lease) // without this, other servers wait until it expires
+			cancel()
+			return
+		case <-tick.C:
+		}
+		if err := m.renew(); err != nil && s.lifetime.Err() == nil {
+			s.options.Logger.Warn("cannot renew the registration of the server in etcd", "err", err)
+		}
+	}
+}
+
+func (m *member) renew() error {
+	s, r := m.store, m.current.Load()
+	ctx, cancel := context.WithTimeout(s.lifetime, memberTTL/3)
+	defer cancel()
+	began := sinceBoot()
+	resp, err := s.client.KeepAliveOnce(ctx, r.lease)
+	switch {
+	case err == nil && r.deadline.Load() > 0:
+		r.extend(began, resp.TTL)
+		return nil
+	case err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound):
+		return m.register(s.lifetime)
+	}
+	return err
+}
+
+// acknowledgements acknowledges the writes of other servers until Close.
+func (m *member) acknowledgements() {
+	s := m.store
+	for {
+		select {
+		case <-s.lifetime.Done():
+			return
+		case <-m.wake:
+		}
+		ctx, cancel := context.WithTimeout(s.lifetime, s.options.Timeout)
+		if err := m.acknowledge(ctx, m.current.Load(), m.barrier.Load()); err != nil && s.lifetime.Err() == nil {
+			s.options.Logger.Warn("cannot acknowledge a write of another server in etcd", "err", err)
+			m.signal()
+			select {
+			case <-s.lifetime.Done():
+			case <-time.After(reconnectDelay):
+			}
+		}
+		cancel()
+	}
+}
+
+func (m *member) signal() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// observe notes the barriers of other servers among events that were published.
+func (m *member) observe(events []*storage.Event) {
+	for _, e := range events {
+		if e.Record != nil && e.Key == m.store.options.Base+barrierKey && string(e.Record.Value) != m.id {
+			m.barrier.Store(e.Revision)
+			m.signal()
+		}
+	}
+}
+
+// waitForMembers waits until all other registered servers have acknowledged a revision.
+func (s *Store) waitForMembers(ctx context.Context, revision int64) error {
+	for {
+		head := s.Head()
+		if head.Revision() >= revision && s.acknowledged(head, revision) {
+			return nil
+		}
+		if _, err := s.Wait(ctx, max(revision, head.Revision()+1)); err != nil {
+			return err
+		}
+	}
+}
+
+// acknowledged reports whether all other servers that are registered in head have acknowledged a revision.
+func (s *Store) acknowledged(head *storage.Snapshot, revision int64) bool {
+	own := ""
+	if m := s.member.Load(); m != nil {
+		own = s.storageKey([]byte(m.current.Load().key))
+	}
+	for r := range head.Walk(s.options.Base+membersKey, "") {
+		applied, err := strconv.ParseInt(string(r.Value), 10, 64)
+		if r.Key != own && (err != nil || applied < revision) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,87 @@
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// position identifies the history that the store has read.
+type position struct {
+	cluster atomic.Uint64                   // ID of the cluster; 0 before the first response
+	newest  atomic.Pointer[mvccpb.KeyValue] // the newest key-value pair received; nil before the first one
+	// connections counts the connections to etcd. A watch ends when it changes.
+	connections atomic.Int64
+}
+
+// dialVerified connects to a member of etcd. Before it returns the connection, it checks over another one that etcd
+// still has the history that the store has read. Data may have been restored from a backup while the connection was
+// interrupted. If so, the store fails, and no request uses the connection.
+func (s *Store) dialVerified(ctx context.Context, address string) (net.Conn, error) {
+	if newest := s.position.newest.Load(); newest != nil {
+		if err := s.Failed(); err != nil {
+			return nil, err
+		}
+		if err := s.verify(ctx, address, newest); err != nil {
+			return nil, err
+		}
+	}
+	conn, err := s.dial(ctx, address)
+	if err == nil {
+		s.position.connections.Add(1)
+	}
+	return conn, err
+}
+
+// dial connects to a member of etcd.
+func (s *Store) dial(ctx context.Context, address string) (net.Conn, error) {
+	if s.options.Dial != nil {
+		return s.options.Dial(ctx, "tcp", address)
+	}
+	return new(net.Dialer).DialContext(ctx, "tcp", address)
+}
+
+// verify checks that etcd has the key-value pair newest at its revision. If etcd has another history, the store fails.
+func (s *Store) verify(ctx context.Context, address string, newest *mvccpb.KeyValue) error {
+	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout/4)
+	defer cancel()
+	client, err := s.newClient([]string{s.options.scheme() + address}, s.dial)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }()
+	resp, err := client.Get(ctx, string(newest.Key), clientv3.WithRev(newest.ModRevision))
+	switch {
+	case errors.Is(err, rpctypes.ErrFutureRev):
+		err = fmt.Errorf("its revision is lower than %d", newest.ModRevision)
+	case isCompacted(err):
+		return nil // the watch ends with the same error, and resync checks the state
+	case err != nil:
+		return err
+	case resp.Header.ClusterId != s.position.cluster.Load():
+		err = fmt.Errorf("the ID of the cluster is %x, not %x", resp.Header.ClusterId, s.position.cluster.Load())
+	case len(resp.Kvs) != 1 || !samePair(resp.Kvs[0], newest):
+		err = fmt.Errorf("%s is not the same as before at revision %d", newest.Key, newest.ModRevision)
+	default:
+		return nil
+	}
+	s.failReplaced(err)
+	return s.Failed()
+}
+
+func samePair(a, b *mvccpb.KeyValue) bool {
+	return a.ModRevision == b.ModRevision && a.CreateRevision == b.CreateRevision && a.Version == b.Version &&
+		bytes.Equal(a.Value, b.Value)
+}
+
+// failReplaced fails the store because etcd has another history than the one that the store has read.
+func (s *Store) failReplaced(cause error) {
+	s.fail(fmt.Errorf("etcd has lost data, or was restored from a backup: %w", cause))
+}
