@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"runtime"
+	"strconv"
 	"testing"
 	"time"
 
@@ -106,13 +107,21 @@ func BenchmarkAgainstUpstream(b *testing.B) {
 	b.Run("createWithRules", func(b *testing.B) { comparePairs(b, all, create) })
 	b.Run("compile", func(b *testing.B) {
 		comparePairs(b, all, func(k *kind) (ours, theirs func()) {
-			text := object.AppendJSON(nil, withoutRules(copied(k.schema)))
+			// More schemas than crd.Compile keeps, so that each call compiles one.
+			var texts [5][]byte
+			for i := range texts {
+				s := withoutRules(copied(k.schema)).(object.Tree)
+				s["description"] = strconv.Itoa(i)
+				texts[i] = object.AppendJSON(nil, s)
+			}
+			next := 0
 			return func() {
-					if _, err := crd.Compile(text, false); err != nil {
+					next = (next + 1) % len(texts)
+					if _, err := crd.Compile(texts[next], false); err != nil {
 						b.Fatal(err)
 					}
 				}, func() {
-					if _, err := newUpstream(text, false); err != nil {
+					if _, err := newUpstream(texts[0], false); err != nil {
 						b.Fatal(err)
 					}
 				}
