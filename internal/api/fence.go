@@ -15,7 +15,7 @@ import (
 )
 
 // fence replaces the response of a server that other servers no longer wait for. Its kinds and roles may be outdated,
-// so the client gets a 503 and must ask another server. A response that has already begun is cut off.
+// so the client gets a 503 and can retry with another server. A response that has already begun is cut off.
 type fence struct {
 	http.ResponseWriter
 	valid   func() error

@@ -120,7 +120,7 @@ func Codecs() storage.Codecs {
 	return codecs
 }
 
-// everywhere lists the kinds whose objects decide about other requests, as resources.
+// everywhere lists the resources whose objects affect the results of other requests.
 var everywhere = map[string]bool{
 	"customresourcedefinitions": true, "apiservices": true,
 	"roles": true, "rolebindings": true, "clusterroles": true, "clusterrolebindings": true,
@@ -130,7 +130,7 @@ var everywhere = map[string]bool{
 	"resourcequotas": true, "flowschemas": true, "prioritylevelconfigurations": true,
 }
 
-// Everywhere returns the prefixes of the keys of the kinds whose objects decide about other requests. If several
+// Everywhere returns the key prefixes of the kinds whose objects affect the results of other requests. If several
 // servers share a store, a write of such an object returns after all servers have applied it.
 func Everywhere() (prefixes []string) {
 	for _, d := range Definitions(Config{}) {

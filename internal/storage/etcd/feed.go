@@ -128,6 +128,9 @@ func (s *Store) resync(after *int64) error {
 		s.Reset(head, head.Revision())
 		s.position.newest.Store(newest)
 		*after = head.Revision()
+		if m := s.member.Load(); m != nil {
+			m.require(head.Revision()) // the missed changes may include barriers
+		}
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -41,6 +42,8 @@ type member struct {
 	current atomic.Pointer[registration]
 	barrier atomic.Int64  // the newest revision that this server must acknowledge
 	wake    chan struct{} // receives a value when barrier has changed
+	// acknowledging is held by acknowledge, so that the revision in a registration never decreases.
+	acknowledging sync.Mutex
 }
 
 // registration is a key with a lease in etcd.
@@ -95,7 +98,7 @@ func (m *member) register(ctx context.Context) error {
 	if _, err := s.waitFor(ctx, r.created); err != nil {
 		return err
 	}
-	if err := m.acknowledge(ctx, r, r.created); err != nil {
+	if err := m.acknowledge(ctx, r); err != nil {
 		return err
 	}
 	r.extend(began, lease.TTL)
@@ -107,8 +110,12 @@ func (r *registration) extend(began time.Duration, ttl int64) {
 	r.deadline.Store(int64(began + time.Duration(ttl)*time.Second - deadlineSlack))
 }
 
-// acknowledge tells the other servers that this one has applied all changes up to a revision.
-func (m *member) acknowledge(ctx context.Context, r *registration, revision int64) error {
+// acknowledge writes the revision up to which this server has applied all changes. It waits until this includes all
+// barriers and changes before the registration.
+func (m *member) acknowledge(ctx context.Context, r *registration) error {
+	m.acknowledging.Lock()
+	defer m.acknowledging.Unlock()
+	revision := max(m.barrier.Load(), r.created)
 	if err := m.applied(ctx, revision); err != nil {
 		return err
 	}
@@ -164,7 +171,7 @@ func (m *member) acknowledgements() {
 		case <-m.wake:
 		}
 		ctx, cancel := context.WithTimeout(s.lifetime, s.options.Timeout)
-		if err := m.acknowledge(ctx, m.current.Load(), m.barrier.Load()); err != nil && s.lifetime.Err() == nil {
+		if err := m.acknowledge(ctx, m.current.Load()); err != nil && s.lifetime.Err() == nil {
 			s.options.Logger.Warn("cannot acknowledge a write of another server in etcd", "err", err)
 			m.signal()
 			select {
@@ -183,14 +190,20 @@ func (m *member) signal() {
 	}
 }
 
-// observe notes the barriers of other servers among events that were published.
+// observe acknowledges the barriers of other servers among events that were published.
 func (m *member) observe(events []*storage.Event) {
+	barrier := m.store.options.Base + barrierKey
 	for _, e := range events {
-		if e.Record != nil && e.Key == m.store.options.Base+barrierKey && string(e.Record.Value) != m.id {
-			m.barrier.Store(e.Revision)
-			m.signal()
+		if e.Record != nil && e.Key == barrier && string(e.Record.Value) != m.id {
+			m.require(e.Revision)
 		}
 	}
+}
+
+// require makes the server acknowledge a revision.
+func (m *member) require(revision int64) {
+	m.barrier.Store(revision)
+	m.signal()
 }
 
 // waitForMembers waits until all other registered servers have acknowledged a revision.

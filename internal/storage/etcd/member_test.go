@@ -94,3 +94,27 @@ func TestPartitionedMember(t *testing.T) {
 	}
 	put(t, b, storage.Write{Key: "b", Value: []byte("1")})
 }
+
+// TestBarrierMissedByWatch checks a server that has to read the whole state again, because etcd has compacted changes
+// that it has not seen. It acknowledges the commits among them, while its registration stays valid.
+func TestBarrierMissedByWatch(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	p := newProxy(t, e.URL)
+	a, b := join(t, e.URL, nil), join(t, p.url, nil)
+	p.close()
+	done := make(chan *storage.Event)
+	go func() { done <- put(t, a, storage.Write{Key: "rules/a", Value: []byte("1")}) }()
+	for a.Head().Get("rules/a") == nil {
+		<-time.After(time.Millisecond)
+	}
+	last := put(t, a, storage.Write{Key: "other", Value: []byte("1")})
+	if err := a.Compact(t.Context(), last.Revision); err != nil {
+		t.Fatal(err)
+	}
+	p.open()
+	made := <-done
+	if b.Valid() == nil && b.Head().Revision() < made.Revision {
+		t.Errorf("the commit of revision %d has returned at revision %d of the other server", made.Revision,
+			b.Head().Revision())
+	}
+}
