@@ -25,6 +25,20 @@ func join(t *testing.T, url string, applied func(context.Context, int64) error) 
 	return s
 }
 
+// startCommit creates a key in a goroutine. The channel receives the event, or nil after an error.
+func startCommit(t *testing.T, s *etcd.Store, key string) <-chan *storage.Event {
+	done := make(chan *storage.Event, 1)
+	go func() {
+		events, err := s.Commit(t.Context(), []storage.Write{{Key: key, Value: []byte("1")}})
+		if err != nil {
+			t.Errorf("commit %s: %v", key, err)
+			events = []*storage.Event{nil}
+		}
+		done <- events[0]
+	}()
+	return done
+}
+
 // TestEverywhere checks that a commit below Options.Everywhere returns after all joined servers have applied it, and
 // that other commits do not wait.
 func TestEverywhere(t *testing.T) {
@@ -43,8 +57,7 @@ func TestEverywhere(t *testing.T) {
 		return nil
 	})
 	put(t, a, storage.Write{Key: "other/a", Value: []byte("1")})
-	done := make(chan *storage.Event)
-	go func() { done <- put(t, a, storage.Write{Key: "rules/a", Value: []byte("1")}) }()
+	done := startCommit(t, a, "rules/a")
 	for a.Head().Get("rules/a") == nil || b.Head().Get("rules/a") == nil {
 		<-time.After(time.Millisecond)
 	}
@@ -55,9 +68,8 @@ func TestEverywhere(t *testing.T) {
 	default:
 	}
 	close(release)
-	if got := <-done; applied.Load() < got.Revision {
-		t.Errorf("the commit of revision %d has returned at revision %d of the other server", got.Revision,
-			applied.Load())
+	if got := <-done; got == nil || applied.Load() < got.Revision {
+		t.Errorf("the commit %+v has returned at revision %d of the other server", got, applied.Load())
 	}
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
@@ -102,8 +114,7 @@ func TestBarrierMissedByWatch(t *testing.T) {
 	p := newProxy(t, e.URL)
 	a, b := join(t, e.URL, nil), join(t, p.url, nil)
 	p.close()
-	done := make(chan *storage.Event)
-	go func() { done <- put(t, a, storage.Write{Key: "rules/a", Value: []byte("1")}) }()
+	done := startCommit(t, a, "rules/a")
 	for a.Head().Get("rules/a") == nil {
 		<-time.After(time.Millisecond)
 	}
@@ -113,8 +124,7 @@ func TestBarrierMissedByWatch(t *testing.T) {
 	}
 	p.open()
 	made := <-done
-	if b.Valid() == nil && b.Head().Revision() < made.Revision {
-		t.Errorf("the commit of revision %d has returned at revision %d of the other server", made.Revision,
-			b.Head().Revision())
+	if made == nil || b.Valid() == nil && b.Head().Revision() < made.Revision {
+		t.Errorf("the commit %+v has returned at revision %d of the other server", made, b.Head().Revision())
 	}
 }
