@@ -84,8 +84,9 @@ func (s *Server) openStore(ctx context.Context) (storage.Store, error) {
 func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 	cluster := s.config.Etcd
 	cluster.Prefix = path.Join("/", cluster.Prefix) + "/"
+	codecs, everywhere := kinds.Shared()
 	store, err := etcd.Open(ctx, etcd.Options{
-		Cluster: cluster, Base: "/registry/", Codecs: kinds.Codecs(), Everywhere: kinds.Everywhere(),
+		Cluster: cluster, Base: "/registry/", Codecs: codecs, Everywhere: everywhere,
 		Dial:         s.egressSelector.Dialer(egressselector.Etcd),
 		CompactAfter: s.config.CompactionInterval,
 		Logger:       s.config.Logger,

@@ -1,21 +1,13 @@
 package main
 
 import (
-	"context"
-	"fmt"
-	"net"
 	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 
-	"github.com/trellis-k8s/trellis/internal/access/pki"
+	"github.com/trellis-k8s/trellis/internal/fixture/kubeapiserver"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
@@ -23,60 +15,16 @@ import (
 // of an administrator's client.
 func startKubeAPIServer(t *testing.T) *rest.Config {
 	t.Helper()
-	program, found := storagetest.Program(t, "kube-apiserver")
-	if !found {
-		t.Skip("kube-apiserver is not built: run make peers, see peers/README.md")
-	}
-	etcd := storagetest.StartEtcd(t)
-	dir := t.TempDir()
-	file := func(name string) string { return filepath.Join(dir, name) }
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	_, err := pki.Ensure(dir, []string{"127.0.0.1"}, time.Now())
-	must(err)
-	must(os.WriteFile(file("tokens.csv"), []byte(`token,kubernetes-admin,,"system:masters"`), 0o600))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(err)
-	port := l.Addr().(*net.TCPAddr).Port
-	must(l.Close())
-	log, err := os.Create(file("log"))
-	must(err)
-	cmd := exec.Command(program,
-		"--etcd-servers="+etcd.URL, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "--cert-dir="+
-			file("certs"),
-		"--token-auth-file="+file("tokens.csv"), "--authorization-mode=RBAC",
-		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file="+file("sa.key"), "--service-account-signing-key-file="+
-			file("sa.key"), "--service-cluster-ip-range=10.0.0.0/24",
-		"--client-ca-file="+file("ca.crt"), "--requestheader-client-ca-file="+
-			file("front-proxy-ca.crt"), "--requestheader-allowed-names=front-proxy-client",
+	s := kubeapiserver.New(t, storagetest.StartEtcd(t))
+	url := s.Start("--service-cluster-ip-range=10.0.0.0/24", "--client-ca-file="+s.File("ca.crt"),
+		"--requestheader-client-ca-file="+s.File("front-proxy-ca.crt"),
+		"--requestheader-allowed-names=front-proxy-client",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-", "--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-username-headers=X-Remote-User",
-		"--proxy-client-cert-file="+file("front-proxy-client.crt"), "--proxy-client-key-file="+
-			file("front-proxy-client.key"))
-	cmd.Stdout, cmd.Stderr = log, log
-	must(cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	config := &rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", port), BearerToken: "token",
+		"--proxy-client-cert-file="+s.File("front-proxy-client.crt"),
+		"--proxy-client-key-file="+s.File("front-proxy-client.key"))
+	return &rest.Config{Host: url, BearerToken: kubeapiserver.Token,
 		TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
-	client, err := rest.HTTPClientFor(config)
-	must(err)
-	must(wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true,
-		func(context.Context) (bool, error) {
-			resp, err := client.Get(config.Host + "/readyz")
-			if err != nil {
-				return false, nil // it does not listen yet
-			}
-			return resp.StatusCode == http.StatusOK, resp.Body.Close()
-		}))
-	return config
 }
 
 // TestBehindKubeAPIServer checks that the example works as an extension server of kube-apiserver. AGG-003, EXT-019

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/trellis-k8s/trellis/internal/api/encoding"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 )
 
 // fence replaces the response of a server that other servers no longer wait for. Its kinds and roles may be outdated,
@@ -39,19 +39,18 @@ func (f *fence) WriteHeader(status int) {
 		return
 	}
 	f.began, f.refused = true, true
-	s := apierrors.NewServiceUnavailable("the server's storage is unavailable: " +
-		"retry, and read the object first if the request was a write").ErrStatus
+	s := encoding.StatusOf(verb.RetryLater("the server's storage is unavailable: " +
+		"retry, and read the object first if the request was a write"))
 	s.TypeMeta = encoding.StatusType
-	s.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
-	body, err := (&encoding.Media{Offer: encoding.Offer{Format: encoding.FormatJSON}}).EncodeStatus(&s)
+	body, err := (&encoding.Media{Offer: encoding.Offer{Format: encoding.FormatJSON}}).EncodeStatus(s)
 	if err != nil {
 		body = nil // not possible: a Status has a JSON form
 	}
 	h := f.Header()
 	clear(h)
 	h.Set("Content-Type", runtime.ContentTypeJSON)
-	h.Set("Retry-After", "1")
-	f.ResponseWriter.WriteHeader(http.StatusServiceUnavailable)
+	h.Set("Retry-After", strconv.Itoa(int(s.Details.RetryAfterSeconds)))
+	f.ResponseWriter.WriteHeader(int(s.Code))
 	_, _ = f.ResponseWriter.Write(body) // an error means that the client has disconnected
 }
 

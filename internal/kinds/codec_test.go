@@ -17,7 +17,8 @@ import (
 // Protobuf and JSON decode to the JSON in the store.
 func TestCodecs(t *testing.T) {
 	serializer := protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme)
-	codecs, tested := kinds.Codecs(), 0
+	codecs, prefixes := kinds.Shared()
+	tested := 0
 	for _, s := range samples(t) {
 		c := serveCluster(t, kinds.Config{})
 		v := c.version(s.apiVersion, s.kind)
@@ -55,15 +56,16 @@ func TestCodecs(t *testing.T) {
 			}
 		}
 	}
-	if tested < 50 {
-		t.Errorf("tested %d kinds, want at least 50", tested)
+	if tested < 50 || len(prefixes) != 15 {
+		t.Errorf("tested %d kinds, want at least 50; %d kinds affect other requests, want 15", tested, len(prefixes))
 	}
 }
 
 // TestCodecOfOtherVersions checks that values of a version that is no longer served are converted to the storage
 // version, and that values of other kinds and damaged values are errors.
 func TestCodecOfOtherVersions(t *testing.T) {
-	codec, ok := kinds.Codecs().Of("/registry/horizontalpodautoscalers/ns/a")
+	codecs, _ := kinds.Shared()
+	codec, ok := codecs.Of("/registry/horizontalpodautoscalers/ns/a")
 	if !ok {
 		t.Fatal("no codec of HorizontalPodAutoscalers")
 	}

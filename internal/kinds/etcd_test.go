@@ -4,11 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
-	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -31,88 +26,19 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/apiserver"
-	"github.com/trellis-k8s/trellis/internal/access/pki"
+	"github.com/trellis-k8s/trellis/internal/fixture/kubeapiserver"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// kubeAPIServer is a kube-apiserver that stores its objects in an etcd of a test.
-type kubeAPIServer struct {
-	*testing.T
-	etcd *storagetest.Etcd
-	dir  string // keys and certificates
-	cmd  *exec.Cmd
-	log  *os.File
-}
-
-func newKubeAPIServer(t *testing.T, e *storagetest.Etcd) *kubeAPIServer {
-	t.Helper()
-	if _, found := storagetest.Program(t, "kube-apiserver"); !found {
-		t.Skip("no kube-apiserver: build it with make oracle, see peers/README.md")
-	}
-	s := &kubeAPIServer{T: t, etcd: e, dir: t.TempDir()}
-	_, err := pki.Ensure(s.dir, []string{"127.0.0.1"}, time.Now())
-	if err == nil {
-		s.log, err = os.Create(filepath.Join(s.dir, "log"))
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.stop)
-	return s
-}
-
-// start starts the server with all APIs and without the admission plugins that need other objects. It returns the
-// configuration of an administrator's client.
-func (s *kubeAPIServer) start() *rest.Config {
-	s.Helper()
-	program, _ := storagetest.Program(s, "kube-apiserver")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		s.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	_ = l.Close()
-	file := func(name string) string { return filepath.Join(s.dir, name) }
-	s.cmd = exec.Command(program, "--etcd-servers="+s.etcd.URL, "--bind-address=127.0.0.1", "--secure-port="+port,
-		"--tls-cert-file="+file("apiserver.crt"), "--tls-private-key-file="+file("apiserver.key"),
-		"--client-ca-file="+file("ca.crt"), "--service-account-key-file="+file("sa.key"),
-		"--service-account-signing-key-file="+file("sa.key"), "--service-account-issuer=https://kubernetes.default.svc",
-		"--authorization-mode=RBAC", "--service-cluster-ip-range=10.0.0.0/24", "--runtime-config=api/all=true",
-		"--allow-privileged", "--disable-admission-plugins=ServiceAccount,Priority,StorageObjectInUseProtection,"+
+// startUpstream starts a kube-apiserver with all APIs, without the admission plugins that need other objects.
+func startUpstream(s *kubeapiserver.Server) *rest.Config {
+	url := s.Start("--service-cluster-ip-range=10.0.0.0/24", "--runtime-config=api/all=true", "--allow-privileged",
+		"--disable-admission-plugins=ServiceAccount,Priority,StorageObjectInUseProtection,"+
 			"CertificateSubjectRestriction,ResourceQuota,LimitRanger,DefaultIngressClass,RuntimeClass")
-	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
-	if err := s.cmd.Start(); err != nil {
-		s.Fatal(err)
-	}
-	c := &rest.Config{Host: "https://127.0.0.1:" + port, QPS: -1, TLSClientConfig: rest.TLSClientConfig{
-		CAFile: file("ca.crt"), CertFile: file("admin.crt"), KeyFile: file("admin.key")}}
-	client, err := rest.HTTPClientFor(c)
-	if err != nil {
-		s.Fatal(err)
-	}
-	for deadline := time.Now().Add(2 * time.Minute); ; <-time.After(100 * time.Millisecond) {
-		resp, err := client.Get(c.Host + "/readyz")
-		if err == nil {
-			_ = resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return c
-			}
-		}
-		if time.Now().After(deadline) {
-			text, _ := os.ReadFile(s.log.Name())
-			s.Fatalf("kube-apiserver is not ready: %v\n%s", err, text[max(0, len(text)-4000):])
-		}
-	}
-}
-
-func (s *kubeAPIServer) stop() {
-	if s.cmd != nil {
-		_ = s.cmd.Process.Kill()
-		_ = s.cmd.Wait()
-		s.cmd = nil
-	}
+	return &rest.Config{Host: url, BearerToken: kubeapiserver.Token, QPS: -1,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
 }
 
 // startTrellis starts a server on the same etcd, without controllers that write objects.
@@ -227,8 +153,8 @@ func customObjects() []*stored {
 // kube-apiserver. A kube-apiserver then serves what Trellis has written.
 func TestAdoptEtcd(t *testing.T) {
 	e := storagetest.StartEtcd(t)
-	upstream := newKubeAPIServer(t, e)
-	config := upstream.start()
+	upstream := kubeapiserver.New(t, e)
+	config := startUpstream(upstream)
 	all := []*stored{{resource: schema.GroupVersionResource{Version: "v1", Resource: "namespaces"},
 		key: "/registry/namespaces/ns", object: &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": "ns"}}}}}
@@ -245,7 +171,7 @@ func TestAdoptEtcd(t *testing.T) {
 		o.object = created
 	}
 	compare(t, config, all)
-	upstream.stop()
+	upstream.Stop()
 
 	server, config := startTrellis(t, e)
 	compare(t, config, all)
@@ -263,7 +189,7 @@ func TestAdoptEtcd(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkProtobuf(t, e, all)
-	compare(t, upstream.start(), all)
+	compare(t, startUpstream(upstream), all)
 }
 
 // checkProtobuf checks that etcd contains protobuf for built-in kinds. kube-apiserver stores CustomResourceDefinitions
@@ -292,7 +218,7 @@ func checkProtobuf(t *testing.T, e *storagetest.Etcd, all []*stored) {
 // servers return the same events.
 func TestShareEtcd(t *testing.T) {
 	e := storagetest.StartEtcd(t)
-	configs := []*rest.Config{newKubeAPIServer(t, e).start(), nil}
+	configs := []*rest.Config{startUpstream(kubeapiserver.New(t, e)), nil}
 	_, configs[1] = startTrellis(t, e)
 	const count = 50
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "counter"}}

@@ -22,12 +22,10 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kubernetes/pkg/registry/rbac/validation"
 	"k8s.io/kubernetes/pkg/serviceaccount"
 	"k8s.io/utils/clock"
 
-	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/kinds/crd"
 	"github.com/trellis-k8s/trellis/internal/kinds/define"
 	"github.com/trellis-k8s/trellis/internal/kinds/pods"
@@ -105,40 +103,6 @@ func Definitions(c Config) []*resource.Definition {
 		}
 	}
 	return all
-}
-
-// Codecs returns the codecs of the values in etcd, by the prefixes of their keys. kube-apiserver stores built-in kinds
-// as protobuf, except CustomResourceDefinitions and APIServices. It stores APIServices as JSON, like objects of custom
-// kinds, so they have no codec.
-func Codecs() storage.Codecs {
-	codecs := storage.Codecs{definition.CRDPrefix: crd.Codec()}
-	for _, d := range Definitions(Config{}) {
-		if d.Stored() && d.Storage.HasProtobuf() && d.Strategy != nil && d.Group != apiregistrationv1.GroupName {
-			codecs[d.Prefix] = define.Codec(d)
-		}
-	}
-	return codecs
-}
-
-// everywhere lists the resources whose objects affect the results of other requests.
-var everywhere = map[string]bool{
-	"customresourcedefinitions": true, "apiservices": true,
-	"roles": true, "rolebindings": true, "clusterroles": true, "clusterrolebindings": true,
-	"mutatingwebhookconfigurations": true, "validatingwebhookconfigurations": true,
-	"mutatingadmissionpolicies": true, "mutatingadmissionpolicybindings": true,
-	"validatingadmissionpolicies": true, "validatingadmissionpolicybindings": true,
-	"resourcequotas": true, "flowschemas": true, "prioritylevelconfigurations": true,
-}
-
-// Everywhere returns the key prefixes of the kinds whose objects affect the results of other requests. If several
-// servers share a store, a write of such an object returns after all servers have applied it.
-func Everywhere() (prefixes []string) {
-	for _, d := range Definitions(Config{}) {
-		if everywhere[d.Names.Plural] {
-			prefixes = append(prefixes, d.Prefix)
-		}
-	}
-	return prefixes
 }
 
 // withDefaults returns c with defaults for its nil fields. Strategies can then call these fields without a nil check.

@@ -57,7 +57,9 @@
 //
 // Package etcd stores data in an etcd cluster. Other processes may write to the same keys. A commit is one
 // transaction, and its writes share a revision. A watch keeps the replica up to date. Fresh reads etcd's revision,
-// and concurrent callers share this read.
+// and concurrent callers share this read. A server that calls Join has a registration with a lease. Commits below
+// Options.Everywhere wait until all registered servers have applied them. Each new connection is verified: if etcd
+// has lost the history that the store has read, the store fails.
 //
 // # Crashes
 //

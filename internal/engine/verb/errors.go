@@ -61,10 +61,10 @@ func Status(err error) error {
 	case errors.Is(err, storage.ErrTooLarge):
 		return apierrors.NewRequestEntityTooLargeError("the object exceeds the size limit of the server's storage")
 	case errors.Is(err, storage.ErrNoSpace):
-		return retryLater("the server's disk is nearly full: " +
+		return RetryLater("the server's disk is nearly full: " +
 			"only deletions and small updates are accepted until space is freed")
 	case errors.Is(err, storage.ErrUnavailable):
-		return retryLater("the server's storage is unavailable: the request was not executed")
+		return RetryLater("the server's storage is unavailable: the request was not executed")
 	case errors.Is(err, storage.ErrFailed):
 		return apierrors.NewInternalError(storage.ErrFailed)
 	case errors.Is(err, storage.ErrUnreadable):
@@ -76,8 +76,8 @@ func Status(err error) error {
 	return apierrors.NewInternalError(err)
 }
 
-// retryLater returns a 503 with Retry-After. client-go then retries the request.
-func retryLater(message string) error {
+// RetryLater returns a 503 with Retry-After. client-go then retries the request.
+func RetryLater(message string) error {
 	err := apierrors.NewServiceUnavailable(message)
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
 	return err

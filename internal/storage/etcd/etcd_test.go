@@ -366,6 +366,86 @@ func TestOvertaken(t *testing.T) {
 	}
 }
 
+// TestCompactedOutsidePrefix checks a store that reconnects after etcd has compacted changes of other prefixes. Its
+// cursors continue.
+func TestCompactedOutsidePrefix(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	p := newProxy(t, e.URL)
+	s, c := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{p.url}}}), newClient(t, e.URL)
+	made := put(t, s, storage.Write{Key: "a", Value: []byte("1")})
+	w, err := s.Watch(t.Context(), "", made.Revision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	p.close()
+	var last int64
+	for range 5 {
+		resp, err := c.Put(t.Context(), "/other", "1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = resp.Header.Revision
+	}
+	if _, err := c.Compact(t.Context(), last); err != nil {
+		t.Fatal(err)
+	}
+	p.open()
+	if _, err := s.Wait(t.Context(), last); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Put(t.Context(), "/registry/b", "1"); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		<-w.Ready()
+		events, _, err := w.Take(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(events) > 0 {
+			if len(events) != 1 || events[0].Key != "b" {
+				t.Errorf("%+v", events)
+			}
+			return
+		}
+	}
+}
+
+// TestLimits checks that a commit above etcd's limits is rejected with the limit before it is sent, and that etcd
+// accepts commits at the limits.
+func TestLimits(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL}}})
+	const maxOps, maxBytes = 128, 3 << 19
+	writes := func(n int) (all []storage.Write) {
+		for i := range n {
+			all = append(all, storage.Write{Key: fmt.Sprintf("%d/%d", n, i), Value: []byte("1")})
+		}
+		return all
+	}
+	large := func(size int) []storage.Write {
+		return []storage.Write{{Key: fmt.Sprintf("large/%d", size), Value: make([]byte, size)}}
+	}
+	for _, accepted := range [][]storage.Write{writes(maxOps), large(maxBytes - 1000)} {
+		if _, err := s.Commit(t.Context(), accepted); err != nil {
+			t.Errorf("%d writes, first of %d bytes: %v", len(accepted), len(accepted[0].Value), err)
+		}
+	}
+	before := s.Head().Revision()
+	for unit, rejected := range map[string][]storage.Write{"objects": writes(maxOps + 1), "bytes": large(maxBytes)} {
+		_, err := s.Commit(t.Context(), rejected)
+		var size *storage.TooLargeError
+		if !errors.As(err, &size) || !errors.Is(err, storage.ErrTooLarge) || size.Unit != unit ||
+			size.Got <= size.Limit {
+			t.Errorf("%d writes, first of %d bytes: %v", len(rejected), len(rejected[0].Value), err)
+		}
+	}
+	if now, err := s.Fresh(t.Context()); err != nil || now.Revision() != before {
+		t.Errorf("etcd is at revision %d, want %d, %v", now.Revision(), before, err)
+	}
+}
+
 // TestCompactionTurns checks that one of several stores compacts in each interval, and that the other stores learn the
 // revision.
 func TestCompactionTurns(t *testing.T) {

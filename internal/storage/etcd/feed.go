@@ -103,10 +103,6 @@ func (s *Store) follow() {
 	after := s.Head().Revision() // revision of the last event
 	for s.lifetime.Err() == nil && s.Failed() == nil {
 		err := s.watch(&after)
-		if head := s.Head().Revision(); isCompacted(err) && after < head {
-			after = head // the compacted changes are not below the prefix
-			continue
-		}
 		if isCompacted(err) {
 			err = s.resync(&after)
 		}
@@ -121,18 +117,25 @@ func (s *Store) follow() {
 	}
 }
 
-// resync resets the replica to the current state of etcd, after etcd has compacted changes before they were read.
+// resync reads the current state of etcd, after etcd has compacted changes before they were read. If there were such
+// changes below the prefix, it resets the replica. It sets after to the revision of the state.
 func (s *Store) resync(after *int64) error {
-	head, newest, err := s.load(s.lifetime, s.Head())
-	if err == nil {
-		s.Reset(head, head.Revision())
-		s.position.newest.Store(newest)
-		*after = head.Revision()
-		if m := s.member.Load(); m != nil {
-			m.require(head.Revision()) // the missed changes may include barriers
-		}
+	before := s.Head()
+	head, newest, err := s.load(s.lifetime, before)
+	if err != nil {
+		return err
 	}
-	return err
+	*after = head.Revision()
+	if (newest == nil || newest.ModRevision <= before.Revision()) && head.Count("", "") == before.Count("", "") {
+		s.Apply(nil, head.Revision())
+		return nil
+	}
+	s.Reset(head, head.Revision())
+	s.position.newest.Store(newest)
+	if m := s.member.Load(); m != nil {
+		m.require(head.Revision()) // the missed changes may include barriers
+	}
+	return nil
 }
 
 var errEnded = errors.New("etcd has ended the watch")

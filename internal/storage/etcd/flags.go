@@ -33,9 +33,9 @@ func (c *Cluster) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.CertFile, "etcd-certfile", "", "file of the client certificate for etcd (experimental)")
 	fs.StringVar(&c.KeyFile, "etcd-keyfile", "", "file of the private key of --etcd-certfile (experimental)")
 	flags.Pair(fs, "etcd-certfile", "etcd-keyfile")
-	fs.StringVar(&c.Prefix, "etcd-prefix", "/registry", "prefix of all keys in etcd")
+	fs.StringVar(&c.Prefix, "etcd-prefix", "/registry", "prefix of all keys in etcd (experimental)")
 	fs.IntVar(&c.MaxOps, "etcd-max-txn-ops", defaultMaxOps,
-		"maximum number of objects in a write. etcd has the same flag with the same default")
+		"maximum number of objects in a write, as in etcd's flag --max-txn-ops (experimental)")
 	fs.IntVar(&c.MaxBytes, "etcd-max-request-bytes", defaultMaxBytes,
-		"maximum size of a write in bytes. etcd has the same flag with the same default")
+		"maximum size of a write in bytes, as in etcd's flag --max-request-bytes (experimental)")
 }
