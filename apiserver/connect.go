@@ -40,6 +40,9 @@ func (s *Server) connect(ctx context.Context) (err error) {
 	if err := s.openAuthentication(); err != nil {
 		return err
 	}
+	if err := s.checkIdentity(ctx); err != nil {
+		return err
+	}
 	if err := s.openAuthorization(); err != nil {
 		return err
 	}

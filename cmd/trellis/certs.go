@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,6 +49,25 @@ also updates the administrator's kubeconfig.
 A running server uses the new certificates within an hour.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, names []string) error { return f.renew(names, cmd.OutOrStdout(), time.Now()) },
+	}, &cobra.Command{
+		Use:   "export FILE",
+		Short: "Write the keys that several servers share to a file",
+		Long: `Write the CAs of the data directory, their keys and the key of service account tokens to
+the tar archive FILE. Servers that use the same etcd need the same CAs and keys. Whoever has
+the archive has all permissions, so keep it secret. If FILE is -, the command writes the
+archive to the standard output.`,
+		Example: `  # Copy the keys to another machine
+  trellis certs export - | ssh other-machine trellis certs import -`,
+		Args: takes("the name of a file", 1, 1),
+		RunE: func(cmd *cobra.Command, args []string) error { return f.exportKeys(args[0], cmd.OutOrStdout()) },
+	}, &cobra.Command{
+		Use:   "import FILE",
+		Short: "Read the keys that several servers share from a file",
+		Long: `Write the CAs and keys in an archive of trellis certs export to the data directory. The
+server must not have been started before: the command does not replace other keys. If FILE
+is -, the command reads the standard input.`,
+		Args: takes("the name of a file", 1, 1),
+		RunE: func(cmd *cobra.Command, args []string) error { return f.importKeys(args[0], cmd.InOrStdin()) },
 	})
 	return cmd
 }
@@ -56,7 +76,7 @@ func (f *certsFlags) show(w io.Writer, now time.Time) error {
 	if f.output != "table" && f.output != "json" {
 		return fmt.Errorf("--output %q must be table or json", f.output)
 	}
-	list, err := pki.List(filepath.Join(f.dataDir, "pki"), now)
+	list, err := pki.List(f.pki(), now)
 	if err != nil {
 		return err
 	}
@@ -84,7 +104,7 @@ func (f *certsFlags) show(w io.Writer, now time.Time) error {
 }
 
 func (f *certsFlags) renew(names []string, w io.Writer, now time.Time) error {
-	dir := filepath.Join(f.dataDir, "pki")
+	dir := f.pki()
 	if err := pki.Reissue(dir, names, now); err != nil {
 		return err
 	}
@@ -121,4 +141,29 @@ func (f *certsFlags) writeKubeconfig() error {
 		return err
 	}
 	return pki.WriteFile(path, data)
+}
+
+func (f *certsFlags) pki() string { return filepath.Join(f.dataDir, "pki") }
+
+func (f *certsFlags) exportKeys(path string, out io.Writer) error {
+	if path == "-" {
+		return pki.Export(f.pki(), out, time.Now())
+	}
+	var archive bytes.Buffer
+	if err := pki.Export(f.pki(), &archive, time.Now()); err != nil {
+		return err
+	}
+	return pki.WriteFile(path, archive.Bytes())
+}
+
+func (f *certsFlags) importKeys(path string, in io.Reader) error {
+	if path != "-" {
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = file.Close() }()
+		in = file
+	}
+	return pki.Import(f.pki(), in, time.Now())
 }

@@ -5,9 +5,11 @@ package authn
 import (
 	"context"
 	"crypto"
+	"crypto/x509"
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,6 +29,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
 // Config holds the values of kube-apiserver's flags of the same names. The zero value authenticates only service
@@ -83,6 +86,7 @@ type Authenticators struct {
 	Issuer       serviceaccount.TokenGenerator
 	LegacyIssuer serviceaccount.TokenGenerator // issues tokens that are stored in Secrets
 	PublicKeys   serviceaccount.PublicKeysGetter
+	accountKeys  []any // public keys: the one of Issuer, then all that verify tokens
 	controllers  []dynamiccertificates.ControllerRunner
 	file         *configFile // nil if there is no configuration file
 }
@@ -224,17 +228,18 @@ func (a *Authenticators) setAccountKeys(c *Config, serverKey crypto.Signer) erro
 	if a.Audiences = c.APIAudiences; len(a.Audiences) == 0 {
 		a.Audiences = c.Accounts.Issuers
 	}
-	private, public := any(serverKey), []any{serverKey.Public()}
+	signer := serverKey
 	if file := c.Accounts.SigningKeyFile; file != "" {
 		key, err := keyutil.PrivateKeyFromFile(file)
 		if err != nil {
 			return fmt.Errorf("--service-account-signing-key-file: %w", err)
 		}
-		private = key
-		if signer, ok := key.(crypto.Signer); ok {
-			public = []any{signer.Public()}
+		var ok bool
+		if signer, ok = key.(crypto.Signer); !ok {
+			return fmt.Errorf("--service-account-signing-key-file: the key in %s cannot sign", file)
 		}
 	}
+	public := []any{signer.Public()}
 	if len(c.Accounts.KeyFiles) > 0 {
 		public = nil
 	}
@@ -245,15 +250,31 @@ func (a *Authenticators) setAccountKeys(c *Config, serverKey crypto.Signer) erro
 		}
 		public = append(public, keys...)
 	}
+	a.accountKeys = append([]any{signer.Public()}, public...)
 	var err error
 	if a.PublicKeys, err = serviceaccount.StaticPublicKeysGetter(public); err != nil {
 		return fmt.Errorf("load service account public keys: %w", err)
 	}
-	if a.Issuer, err = serviceaccount.JWTTokenGenerator(c.Accounts.Issuers[0], private); err == nil {
-		a.LegacyIssuer, err = serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, private)
+	if a.Issuer, err = serviceaccount.JWTTokenGenerator(c.Accounts.Issuers[0], signer); err == nil {
+		a.LegacyIssuer, err = serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, signer)
 	}
 	if err != nil {
 		return fmt.Errorf("create service account token issuer: %w", err)
 	}
 	return nil
+}
+
+// AccountKeys returns the fingerprints of the public keys of service account tokens. The first one is of the key that
+// signs. The server accepts the tokens of all others.
+func (a *Authenticators) AccountKeys() (all []string, err error) {
+	for _, key := range a.accountKeys {
+		der, err := x509.MarshalPKIXPublicKey(key)
+		if err != nil {
+			return nil, fmt.Errorf("service account key: %w", err)
+		}
+		if f := pki.Fingerprint(der); !slices.Contains(all, f) {
+			all = append(all, f)
+		}
+	}
+	return all, nil
 }

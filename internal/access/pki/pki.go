@@ -122,7 +122,7 @@ func load(f files, hosts []string, now time.Time) (*Bundle, error) {
 	if b.Kubelet, err = tls.X509KeyPair(kubelet.cert, kubelet.key); err != nil {
 		return nil, fmt.Errorf("pki: %s: %w", f.path(kubeletName+".crt"), err)
 	}
-	if b.AccountKey, err = i.ensureKey("sa.key"); err != nil {
+	if b.AccountKey, err = i.ensureKey(AccountKeyName); err != nil {
 		return nil, err
 	}
 	return b, b.loadProxy(&issuer{files: f, now: now})
