@@ -38,8 +38,8 @@ type Config struct {
 	// DataDir is the directory of all persistent state. It is created if it does not exist. "" means that all state is
 	// in memory.
 	DataDir string
-	// Etcd stores the objects in an etcd cluster instead of DataDir, if Servers is not empty. Only one server may
-	// use it. Prefix "" means /registry.
+	// Etcd stores the objects in an etcd cluster instead of DataDir, if Servers is not empty. Several servers may use
+	// it. Prefix "" means /registry.
 	Etcd etcd.Cluster
 	// Address is the IP address and port to listen on. "" means 127.0.0.1:0, and port 0 selects a free port.
 	Address string
@@ -76,6 +76,12 @@ type Config struct {
 	// RequestTimeout is the deadline of a request that is not long-running, including the time to read its body. 0
 	// means a minute.
 	RequestTimeout time.Duration
+	// ShutdownDelay is the time between the beginning of the shutdown, when /readyz fails, and the moment at which the
+	// server stops to accept requests. 0 means none.
+	ShutdownDelay time.Duration
+	// GoawayChance is the fraction of HTTP/2 requests whose connection the server closes after the requests in flight.
+	// 0 means none.
+	GoawayChance float64
 	// MemoryBudget is the memory in bytes for the request bodies that are being processed. 0 means 1 GiB.
 	MemoryBudget int64
 	// EventTTL is the lifetime of Event objects. 0 means an hour.

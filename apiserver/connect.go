@@ -63,9 +63,10 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		return err
 	}
 	s.handler = api.New(api.Config{
-		Engine:         s.engine,
-		Live:           append([]health.Check{{Name: "storage", Run: s.checkAlive}}, s.checks()...),
-		Ready:          append([]health.Check{{Name: "storage", Run: s.checkWritable}}, s.checks()...),
+		Engine: s.engine,
+		Live:   append([]health.Check{{Name: "storage", Run: s.checkAlive}}, s.checks()...),
+		Ready: append(append([]health.Check{{Name: "storage", Run: s.checkWritable}}, s.checks()...),
+			health.Check{Name: "shutdown", Run: s.checkRunning}),
 		Gauges:         s.gauges(),
 		Egress:         out.Metrics,
 		RequestTimeout: s.config.RequestTimeout,
@@ -86,7 +87,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Audit:      s.audit.Audit,
 		Valid:      s.valid(),
 	})
-	s.http = serving.New(s.listener, s.handler, s.certificates.Config, s.config.OpenFiles,
+	s.http = serving.New(s.listener, s.withGoaway(s.handler), s.certificates.Config, s.config.OpenFiles,
 		s.config.Logger)
 	s.resumeFromConditions(s.engine.Live.Load())
 	loopback := s.Loopback()

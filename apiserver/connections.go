@@ -1,6 +1,10 @@
 package apiserver
 
 import (
+	"net/http"
+
+	"k8s.io/apiserver/pkg/server/filters"
+
 	"github.com/trellis-k8s/trellis/internal/api/metrics"
 	"github.com/trellis-k8s/trellis/internal/serving"
 )
@@ -26,4 +30,13 @@ func (s *Server) gauges() []metrics.Gauge {
 			Help: "Requests refused since the start because too many authenticated connections were open.",
 			Read: read(func(c serving.Connections) int { return c.Refused })},
 	)
+}
+
+// withGoaway returns a handler that closes the connection of a fraction of the HTTP/2 requests after the requests in
+// flight (Config.GoawayChance).
+func (s *Server) withGoaway(h http.Handler) http.Handler {
+	if s.config.GoawayChance == 0 {
+		return h
+	}
+	return filters.WithProbabilisticGoaway(h, s.config.GoawayChance)
 }

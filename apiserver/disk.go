@@ -23,7 +23,7 @@ func (s *Server) checkWritable() error {
 	if err := s.checkAlive(); err != nil {
 		return err
 	}
-	if len(s.config.Etcd.Servers) == 0 {
+	if s.etcd == nil {
 		return s.disk.Err()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), etcdTimeout)
@@ -31,7 +31,7 @@ func (s *Server) checkWritable() error {
 	if _, err := s.store.Fresh(ctx); err != nil {
 		return errEtcdTimeout
 	}
-	return nil
+	return s.etcd.Valid()
 }
 
 // etcdTimeout is the timeout of the health check of etcd, the same as kube-apiserver's.

@@ -99,7 +99,8 @@ type running struct {
 type shutdown struct {
 	failed   context.Context // done when the server has failed; its cause is the first fatal error
 	fail     context.CancelCauseFunc
-	stopping chan struct{} // closed when the shutdown begins
+	unready  chan struct{} // closed when the shutdown begins
+	stopping chan struct{} // closed when the server stops to accept requests
 	drained  chan struct{} // closed when the last request has ended
 	closed   func() error  // close, run at most once
 }
@@ -110,7 +111,8 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 	s := &Server{config: c.withDefaults()}
 	s.stopLoops, s.closeWebhooks, s.stopAuthReload = func() {}, func() {}, func() {}
 	s.failed, s.fail = context.WithCancelCause(context.Background())
-	s.stopping, s.drained, s.closed = make(chan struct{}), make(chan struct{}), sync.OnceValue(s.close)
+	s.unready, s.stopping, s.drained = make(chan struct{}), make(chan struct{}), make(chan struct{})
+	s.closed = sync.OnceValue(s.close)
 	for _, phase := range []func(context.Context) error{s.open, s.connect, s.bootstrap, s.run} {
 		if err := phase(ctx); err != nil {
 			return nil, errors.Join(err, s.Shutdown())

@@ -73,6 +73,13 @@ func (o *Options) addGeneric(fs *pflag.FlagSet) {
 	fs.StringToStringVar(&o.gates, "feature-gates", nil,
 		"features to enable or disable: NAME=true or NAME=false. The names are "+apiserver.CBORServingAndStorage+
 			" (alpha, default false), "+apiserver.CustomResourceFieldSelectors+" (default true)")
+	fs.DurationVar(&o.ShutdownDelay, "shutdown-delay-duration", 0,
+		"time between the beginning of the shutdown and the moment at which the server stops to accept requests. "+
+			"/readyz fails meanwhile, so that a load balancer selects other servers")
+	fs.Float64Var(&o.GoawayChance, "goaway-chance", 0,
+		"fraction of HTTP/2 requests, at most 0.02, whose connection the server closes after the requests in flight. "+
+			"The client then connects again, so that a load balancer can select another server. 0 means none. 0.001 "+
+			"is a good value for several servers")
 	fs.BoolVar(&o.Profiling, "profiling", true, "serve profiles at /debug/pprof to authorized users")
 }
 

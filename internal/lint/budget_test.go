@@ -22,7 +22,7 @@ var largeTypes = map[string]string{
 // a package is a decision: raise its budget in the same commit, or split the package.
 var budgets = map[string]int{
 	"cluster/internal/runtime":     2300,
-	"cmd/trellis":                  2240,
+	"cmd/trellis":                  2300,
 	"internal/api/openapi":         2810,
 	"internal/crd/cel":             2700,
 	"internal/engine/write":        2910,

@@ -112,8 +112,8 @@ func readArchive(r io.Reader) (memoryFiles, error) {
 	return found, nil
 }
 
-// Fingerprints returns the fingerprints of the certificates of each CA, by the name of the CA's file. The first one is of
-// the certificate that signs. Clients trust all of them.
+// Fingerprints returns the fingerprints of the certificates of each CA, by the name of the CA's file. The first one is
+// of the certificate that signs. Clients trust all of them.
 func (b *Bundle) Fingerprints() (map[string][]string, error) {
 	all := map[string][]string{}
 	for i, data := range [][]byte{b.CAPEM, b.ProxyCAPEM} {

@@ -26,16 +26,16 @@ const (
 // AddFlags declares the flags.
 func (c *Cluster) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.Servers, "etcd-servers", nil,
-		"URLs of an etcd cluster that stores the objects instead of the data directory. Only one server may use the "+
-			"cluster (experimental)")
+		"URLs of an etcd cluster that stores the objects instead of the data directory. Several servers may use the "+
+			"cluster")
 	fs.StringVar(&c.CAFile, "etcd-cafile", "",
-		"file of the CA that signed the serving certificates of etcd (experimental)")
-	fs.StringVar(&c.CertFile, "etcd-certfile", "", "file of the client certificate for etcd (experimental)")
-	fs.StringVar(&c.KeyFile, "etcd-keyfile", "", "file of the private key of --etcd-certfile (experimental)")
+		"file of the CA that signed the serving certificates of etcd")
+	fs.StringVar(&c.CertFile, "etcd-certfile", "", "file of the client certificate for etcd")
+	fs.StringVar(&c.KeyFile, "etcd-keyfile", "", "file of the private key of --etcd-certfile")
 	flags.Pair(fs, "etcd-certfile", "etcd-keyfile")
-	fs.StringVar(&c.Prefix, "etcd-prefix", "/registry", "prefix of all keys in etcd (experimental)")
+	fs.StringVar(&c.Prefix, "etcd-prefix", "/registry", "prefix of all keys in etcd")
 	fs.IntVar(&c.MaxOps, "etcd-max-txn-ops", defaultMaxOps,
-		"maximum number of objects in a write, as in etcd's flag --max-txn-ops (experimental)")
+		"maximum number of objects in a write, as in etcd's flag --max-txn-ops")
 	fs.IntVar(&c.MaxBytes, "etcd-max-request-bytes", defaultMaxBytes,
-		"maximum size of a write in bytes, as in etcd's flag --max-request-bytes (experimental)")
+		"maximum size of a write in bytes, as in etcd's flag --max-request-bytes")
 }
