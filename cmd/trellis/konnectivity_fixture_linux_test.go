@@ -55,7 +55,7 @@ func newNetns(t *testing.T) *netns {
 		runtime.LockOSThread() // the thread ends with the goroutine
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
-			err = addAddress(nodeAddress)
+			err = addAddress("lo:1", nodeAddress)
 		}
 		created <- err
 		for f := range n.work {

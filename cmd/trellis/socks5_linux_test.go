@@ -124,13 +124,14 @@ func TestOwnNetworkSkips(t *testing.T) {
 // setUpNetwork adds remoteServerAddress to the network of this process.
 func setUpNetwork(t *testing.T) {
 	t.Helper()
-	if err := addAddress(remoteServerAddress); err != nil {
+	if err := addAddress("lo:1", remoteServerAddress); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// addAddress brings up the loopback interface of the thread's network and adds an address to it.
-func addAddress(address string) error {
+// addAddress brings up the loopback interface of the thread's network and adds an address to it, with a
+// label such as lo:1.
+func addAddress(label, address string) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -141,7 +142,7 @@ func addAddress(address string) error {
 		return err
 	}
 	up.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	added, err := unix.NewIfreq("lo:1")
+	added, err := unix.NewIfreq(label)
 	if err == nil {
 		err = added.SetInet4Addr(net.ParseIP(address).To4())
 	}
