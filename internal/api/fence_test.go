@@ -13,7 +13,7 @@ import (
 )
 
 // TestFence checks a server that is no longer valid. It answers all requests that depend on kinds or roles with 503,
-// and ends its watches. Health checks still work.
+// and ends its watches. Metrics count these requests with the status 503. Health checks still work.
 func TestFence(t *testing.T) {
 	var invalid atomic.Bool
 	h := newHarness(t, func(c *Config) {
@@ -61,5 +61,9 @@ func TestFence(t *testing.T) {
 		if resp := get(path); resp.StatusCode == http.StatusServiceUnavailable {
 			t.Errorf("%s: got %s", path, resp.Status)
 		}
+	}
+	text, err := io.ReadAll(get("/metrics").Body)
+	if err != nil || !strings.Contains(string(text), `apiserver_request_total{code="503"`) {
+		t.Errorf("the metrics contain no request with the status 503: %v", err)
 	}
 }

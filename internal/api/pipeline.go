@@ -65,6 +65,9 @@ func (s *Server) complete(q *request.Request) {
 	if p != nil {
 		defer handlePanic(q, p)
 	}
+	if f, fenced := q.W.(*fence); fenced && f.refused {
+		q.Status = http.StatusServiceUnavailable
+	}
 	if q.Cancel != nil {
 		q.Cancel()
 	}
