@@ -14,63 +14,6 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// pageSize is the number of keys that one request reads.
-const pageSize = 1000
-
-// readPages reads all keys below the prefix at a revision, where 0 means now. It returns the revision.
-func (s *Store) readPages(ctx context.Context, revision int64, add func(*mvccpb.KeyValue) error) (int64, error) {
-	key, end := s.options.Prefix, clientv3.GetPrefixRangeEnd(s.options.Prefix)
-	for {
-		limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
-		resp, err := s.client.Get(limited, key,
-			clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
-		cancel()
-		if err != nil {
-			return 0, err
-		}
-		if revision == 0 {
-			revision = resp.Header.Revision
-			s.position.cluster.CompareAndSwap(0, resp.Header.ClusterId)
-		}
-		for _, kv := range resp.Kvs {
-			if err := add(kv); err != nil {
-				return 0, err
-			}
-			key = string(kv.Key) + "\x00"
-		}
-		if !resp.More {
-			return revision, nil
-		}
-	}
-}
-
-// load reads the newest state, and returns its newest key-value pair, or nil if there is none. It reuses unchanged
-// records of the previous state, together with their derived data. If etcd has another record at a revision that the
-// previous state includes, the store fails.
-func (s *Store) load(
-	ctx context.Context, before *storage.Snapshot,
-) (head *storage.Snapshot, newest *mvccpb.KeyValue, err error) {
-	var l storage.Loader
-	revision, err := s.readPages(ctx, 0, func(kv *mvccpb.KeyValue) error {
-		if newest == nil || kv.ModRevision > newest.ModRevision {
-			newest = kv
-		}
-		if before == nil || kv.ModRevision > before.Revision() {
-			return l.Add(s.record(kv))
-		}
-		known := before.Get(s.storageKey(kv.Key))
-		if known == nil || known.Modified != kv.ModRevision {
-			s.failReplaced(fmt.Errorf("%s is not the same as before at revision %d", kv.Key, kv.ModRevision))
-			return s.Failed()
-		}
-		return l.Add(known)
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	return l.Snapshot(revision), newest, nil
-}
-
 // storageKey returns the store's key of a key in etcd.
 func (s *Store) storageKey(key []byte) string {
 	return s.options.Base + strings.TrimPrefix(string(key), s.options.Prefix)

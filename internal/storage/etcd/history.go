@@ -89,7 +89,7 @@ func (s *Store) ReadAt(
 	ctx context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record),
 ) error {
 	found := map[string]bool{}
-	_, err := s.readPages(ctx, target, func(kv *mvccpb.KeyValue) error {
+	_, err := s.readAll(ctx, target, func(kv *mvccpb.KeyValue) error {
 		key := s.storageKey(kv.Key)
 		found[key] = true
 		if now := base.Get(key); now != nil && now.Modified == kv.ModRevision {
