@@ -171,6 +171,11 @@ func (s *Store) conflict(
 	for i, r := range responses {
 		if c, holds := s.checkCondition(r.GetResponseRange(), i, writes, guards); !holds {
 			c.Revision = resp.Header.Revision
+			key := c.Key
+			if c.Current != nil {
+				key = c.Current.Key // also of a prefix
+			}
+			s.checkRecord(key, c.Revision, modified(c.Current))
 			return c
 		}
 	}
@@ -182,19 +187,18 @@ func (s *Store) checkCondition(
 	found *pb.RangeResponse, i int, writes []storage.Write, guards []storage.Guard,
 ) (c *storage.ConflictError, holds bool) {
 	c = &storage.ConflictError{}
-	var modified int64
 	if len(found.GetKvs()) > 0 {
 		c.Current = s.record(found.Kvs[0])
-		modified = c.Current.Modified
 	}
+	current := modified(c.Current)
 	if i < len(guards) {
 		g := &guards[i]
 		c.Key, c.Guard = g.Key, true
-		return c, modified == g.Revision || g.Prefix && modified < g.Revision
+		return c, current == g.Revision || g.Prefix && current < g.Revision
 	}
 	w := &writes[i-len(guards)]
 	c.Key = w.Key
-	return c, modified == w.Expected
+	return c, current == w.Expected
 }
 
 // expectedRecords returns the records that writes expect, or nil for those that the head does not contain.
@@ -215,13 +219,18 @@ func (s *Store) committedEvents(writes []storage.Write, previous []*storage.Reco
 		w := &writes[i]
 		e := &storage.Event{Revision: revision, Key: w.Key, Previous: previous[i]}
 		events[i] = e
+		current := head.Get(w.Key)
 		if w.Value == nil {
+			if current != nil {
+				s.checkRecord(w.Key, revision, 0)
+			}
 			continue
 		}
-		if e.Record = head.Get(w.Key); e.Record != nil && e.Record.Modified == revision {
+		if e.Record = current; modified(current) == revision {
 			continue
 		}
 		// The record has been overwritten, or is not in the head yet.
+		s.checkRecord(w.Key, revision, revision)
 		e.Record = &storage.Record{Key: w.Key, Value: w.Value, Created: revision, Modified: revision}
 		if previous[i] != nil {
 			e.Record.Created = previous[i].Created

@@ -452,16 +452,22 @@ func TestCompactionTurns(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	c := newClient(t, e.URL)
 	var ticks [2]chan time.Time
+	var idle [2]chan struct{} // receives before each turn
 	var stores [2]*etcd.Store
 	for i := range stores {
-		ticks[i] = make(chan time.Time)
+		ticks[i], idle[i] = make(chan time.Time), make(chan struct{}, 1)
 		stores[i] = open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL}},
-			After: func(time.Duration) <-chan time.Time { return ticks[i] }})
+			After: func(time.Duration) <-chan time.Time {
+				idle[i] <- struct{}{}
+				return ticks[i]
+			}})
+		<-idle[i]
 	}
 	first := put(t, stores[0], storage.Write{Key: "a", Value: []byte("1")})
 	for round := range 3 {
 		for i := range stores {
 			ticks[i] <- time.Time{}
+			<-idle[i]
 		}
 		put(t, stores[0], storage.Write{Key: "a", Value: []byte{byte(round)}})
 	}
@@ -470,7 +476,6 @@ func TestCompactionTurns(t *testing.T) {
 		t.Fatalf("%v, %v", got, err)
 	}
 	for i, s := range stores {
-		ticks[i] <- time.Time{} // waits for the end of the previous turn
 		var compacted *storage.CompactedError
 		if _, err := s.At(t.Context(), first.Revision); !errors.As(err, &compacted) {
 			t.Errorf("store %d reads revision %d: %v", i, first.Revision, err)

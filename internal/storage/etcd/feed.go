@@ -96,37 +96,111 @@ func (s *Store) watch(after *int64) error {
 		if err := resp.Err(); err != nil {
 			return err
 		}
-		switch n := len(resp.Events); {
-		case s.position.connections.Load() != connections:
+		if s.position.connections.Load() != connections {
 			return nil
-		case n > 0:
-			if first := resp.Events[0].Kv; first.ModRevision <= s.Head().Revision() {
-				s.failReplaced(fmt.Errorf("%s has changed at revision %d, which the store had already passed",
-					first.Key, first.ModRevision))
-				return nil
-			}
-			s.publish(resp.Events)
-			*after = resp.Events[n-1].Kv.ModRevision
+		}
+		err := s.checkCluster(resp.Header.ClusterId)
+		switch {
+		case err != nil:
+		case len(resp.Events) > 0:
+			err = s.publish(resp.Events, after)
 		case resp.IsProgressNotify():
 			s.Apply(nil, resp.Header.Revision)
+		}
+		if err != nil {
+			s.fail(err)
+			return nil
 		}
 	}
 	return errEnded
 }
 
-// publish adds events of etcd to the replica.
-func (s *Store) publish(received []*clientv3.Event) {
-	events := s.events(received)
-	s.Apply(events, events[len(events)-1].Revision)
-	if m := s.member.Load(); m != nil {
-		m.observe(events)
-	}
-	for _, e := range slices.Backward(received) {
-		if e.Type == clientv3.EventTypePut {
-			s.position.newest.Store(e.Kv)
-			break
+// publish adds events of etcd to the replica. It skips events that etcd has sent before, as after a member has received
+// a snapshot of the others. It returns an error and adds nothing if the events contradict the published history.
+func (s *Store) publish(received []*clientv3.Event, after *int64) error {
+	d, newest := s.Head().Draft(), s.position.newest.Load()
+	for _, r := range received {
+		switch known, repeated := s.isRepeated(r, d, *after); {
+		case repeated && known:
+			continue
+		case repeated:
+			return replaced(fmt.Errorf("%s has changed at revision %d, which the store had already passed", r.Kv.Key,
+				r.Kv.ModRevision))
+		}
+		e := s.event(r)
+		if d.Add(e); !isSuccessor(r, e.Previous) {
+			return fmt.Errorf("the watch of etcd has omitted changes of %s before revision %d", r.Kv.Key, e.Revision)
+		}
+		if e.Record != nil {
+			newest = r.Kv
 		}
 	}
+	if len(d.Events) == 0 {
+		return nil
+	}
+	*after = d.Revision
+	s.Publish(d)
+	s.position.newest.Store(newest)
+	if m := s.member.Load(); m != nil {
+		m.observe(d.Events)
+	}
+	return nil
+}
+
+// isRepeated reports whether an event has a revision that the store has already passed, and whether it is then known as
+// an event of the draft or of the history. An event that is too old to be compared counts as known. after is the
+// revision of the last published event.
+func (s *Store) isRepeated(e *clientv3.Event, d *storage.Draft, after int64) (known, repeated bool) {
+	key, revision := s.storageKey(e.Kv.Key), e.Kv.ModRevision
+	for _, p := range slices.Backward(d.Events) {
+		if p.Revision < revision {
+			break
+		}
+		if p.Revision == revision && p.Key == key {
+			return true, true
+		}
+	}
+	switch {
+	case revision > d.Revision, revision == d.Revision && len(d.Events) > 0:
+		return false, false
+	case revision > after:
+		return false, true
+	case revision <= s.OldestInMemory():
+		return true, true
+	}
+	then, err := s.At(s.lifetime, revision)
+	if err != nil {
+		return true, true
+	}
+	r := then.Get(key)
+	return modified(r) == revision || r == nil && e.Type == clientv3.EventTypeDelete, true
+}
+
+// isSuccessor reports whether an event can directly follow the record previous of its key.
+func isSuccessor(e *clientv3.Event, previous *storage.Record) bool {
+	switch {
+	case e.IsCreate():
+		return previous == nil
+	case e.Type == clientv3.EventTypePut:
+		return previous != nil && previous.Created == e.Kv.CreateRevision
+	}
+	return previous != nil
+}
+
+// checkRecord fails the store if its state at a revision has another record of a key than etcd has, because the watch
+// has then omitted a change. want is Modified of the record in etcd, or 0 if there is none.
+func (s *Store) checkRecord(key string, revision, want int64) {
+	if then, err := s.At(s.lifetime, revision); err == nil && modified(then.Get(key)) != want {
+		s.fail(fmt.Errorf("the watch of etcd has omitted changes of %s before revision %d", s.etcdKey(key), revision))
+	}
+}
+
+// modified returns r.Modified, or 0 if r is nil.
+func modified(r *storage.Record) int64 {
+	if r == nil {
+		return 0
+	}
+	return r.Modified
 }
 
 // watchContext returns a context that selects the gRPC stream of watch. RequestProgress requests progress per stream.
@@ -134,17 +208,14 @@ func (s *Store) watchContext(ctx context.Context) context.Context {
 	return clientv3.WithRequireLeader(ctx)
 }
 
-// events converts events of etcd. Their Previous is set only if the watch has requested it.
-func (s *Store) events(received []*clientv3.Event) []*storage.Event {
-	events := make([]*storage.Event, len(received))
-	for i, e := range received {
-		events[i] = &storage.Event{Revision: e.Kv.ModRevision, Key: s.storageKey(e.Kv.Key)}
-		if e.Type == clientv3.EventTypePut {
-			events[i].Record = s.record(e.Kv)
-		}
-		if e.PrevKv != nil {
-			events[i].Previous = s.record(e.PrevKv)
-		}
+// event converts an event of etcd. Its Previous is set only if the watch has requested it.
+func (s *Store) event(received *clientv3.Event) *storage.Event {
+	e := &storage.Event{Revision: received.Kv.ModRevision, Key: s.storageKey(received.Kv.Key)}
+	if received.Type == clientv3.EventTypePut {
+		e.Record = s.record(received.Kv)
 	}
-	return events
+	if received.PrevKv != nil {
+		e.Previous = s.record(received.PrevKv)
+	}
+	return e
 }

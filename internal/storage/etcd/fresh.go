@@ -39,8 +39,12 @@ func (s *Store) revision() (int64, error) {
 	case err != nil:
 		return 0, unavailable(err)
 	}
-	if resp.Header.Revision < head {
-		s.failReplaced(fmt.Errorf("its revision has decreased from %d to %d", head, resp.Header.Revision))
+	err = s.checkCluster(resp.Header.ClusterId)
+	if err == nil && resp.Header.Revision < head {
+		err = replaced(fmt.Errorf("its revision has decreased from %d to %d", head, resp.Header.Revision))
+	}
+	if err != nil {
+		s.fail(err)
 		return 0, s.Failed()
 	}
 	return resp.Header.Revision, nil

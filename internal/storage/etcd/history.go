@@ -47,6 +47,7 @@ func (s *Store) Replay(
 ) (events []*storage.Event, reached int64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	reached = after
 	ctx = metadata.AppendToOutgoingContext(ctx, "trellis-replay", strconv.FormatInt(replayID.Add(1), 10))
 	responses := s.client.Watch(ctx, s.etcdKey(prefix),
 		clientv3.WithPrefix(), clientv3.WithRev(after+1), clientv3.WithPrevKV())
@@ -64,14 +65,17 @@ func (s *Store) Replay(
 			if err := resp.Err(); err != nil {
 				return nil, after, s.readError(err, after)
 			}
-			for _, e := range s.events(resp.Events) {
-				if e.Revision > until {
+			previous := reached
+			for _, r := range resp.Events {
+				switch e := s.event(r); {
+				case e.Revision > until:
 					return events, until, nil
+				case e.Revision > previous: // not repeated
+					events, reached = append(events, e), e.Revision
 				}
-				events = append(events, e)
 			}
 			if len(events) >= replayEvents { // etcd never splits a revision between responses
-				return events, events[len(events)-1].Revision, nil
+				return events, reached, nil
 			}
 			if resp.IsProgressNotify() && resp.Header.Revision >= until {
 				return events, until, nil

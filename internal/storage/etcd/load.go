@@ -45,7 +45,7 @@ func (s *Store) loadOnce(
 		}
 		known := before.Get(s.storageKey(kv.Key))
 		if known == nil || known.Modified != kv.ModRevision {
-			s.failReplaced(fmt.Errorf("%s is not the same as before at revision %d", kv.Key, kv.ModRevision))
+			s.fail(replaced(fmt.Errorf("%s is not the same as before at revision %d", kv.Key, kv.ModRevision)))
 			return s.Failed()
 		}
 		return l.Add(known)

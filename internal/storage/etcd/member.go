@@ -190,10 +190,14 @@ func (m *member) signal() {
 	}
 }
 
-// observe acknowledges the barriers of other servers among events that were published.
+// observe acknowledges the barriers of other servers among events that were published. If etcd has deleted the
+// registration of this server before its time, the server is not valid any more.
 func (m *member) observe(events []*storage.Event) {
-	barrier := m.store.options.Base + barrierKey
+	barrier, r := m.store.options.Base+barrierKey, m.current.Load()
 	for _, e := range events {
+		if e.Record == nil && e.Key == m.store.storageKey([]byte(r.key)) {
+			r.deadline.Store(0)
+		}
 		if e.Record != nil && e.Key == barrier && string(e.Record.Value) != m.id {
 			m.require(e.Revision)
 		}

@@ -35,7 +35,6 @@ type relay struct {
 const (
 	methodRange       = "/etcdserverpb.KV/Range"
 	methodRangeStream = "/etcdserverpb.KV/RangeStream"
-	methodTxn         = "/etcdserverpb.KV/Txn"
 	methodWatch       = "/etcdserverpb.Watch/Watch"
 )
 

@@ -64,17 +64,19 @@ func (s *Store) verify(ctx context.Context, address string, newest *mvccpb.KeyVa
 	}
 	switch {
 	case errors.Is(err, rpctypes.ErrFutureRev):
-		err = fmt.Errorf("its revision is lower than %d", newest.ModRevision)
+		err = replaced(fmt.Errorf("its revision is lower than %d", newest.ModRevision))
 	case err != nil:
 		return err
-	case resp.Header.ClusterId != s.position.cluster.Load():
-		err = fmt.Errorf("the ID of the cluster is %x, not %x", resp.Header.ClusterId, s.position.cluster.Load())
-	case !compacted && (len(resp.Kvs) != 1 || !samePair(resp.Kvs[0], newest)):
-		err = fmt.Errorf("%s is not the same as before at revision %d", newest.Key, newest.ModRevision)
 	default:
+		err = s.checkCluster(resp.Header.ClusterId)
+	}
+	if err == nil && !compacted && (len(resp.Kvs) != 1 || !samePair(resp.Kvs[0], newest)) {
+		err = replaced(fmt.Errorf("%s is not the same as before at revision %d", newest.Key, newest.ModRevision))
+	}
+	if err == nil {
 		return nil
 	}
-	s.failReplaced(err)
+	s.fail(err)
 	return s.Failed()
 }
 
@@ -83,7 +85,15 @@ func samePair(a, b *mvccpb.KeyValue) bool {
 		bytes.Equal(a.Value, b.Value)
 }
 
-// failReplaced fails the store because etcd has another history than the one that the store has read.
-func (s *Store) failReplaced(cause error) {
-	s.fail(fmt.Errorf("etcd has lost data, or was restored from a backup: %w", cause))
+// checkCluster returns an error if a response comes from another cluster than the first one.
+func (s *Store) checkCluster(id uint64) error {
+	if known := s.position.cluster.Load(); id != known {
+		return replaced(fmt.Errorf("the ID of the cluster is %x, not %x", id, known))
+	}
+	return nil
+}
+
+// replaced returns the error of an etcd with another history than the one that the store has read.
+func replaced(cause error) error {
+	return fmt.Errorf("etcd has lost data, or was restored from a backup: %w", cause)
 }

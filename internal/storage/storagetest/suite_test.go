@@ -20,6 +20,8 @@ import (
 type backend struct {
 	open   func(t *testing.T) storage.Store // opens another store on the backend and closes it at the end of the test
 	limits bool                             // whether it rejects commits that etcd rejects
+	keeps  bool                             // whether it never deletes expired keys
+	crash  func(t *testing.T)               // restarts the backend after a crash; nil if it keeps nothing
 }
 
 // backends returns constructors of empty backends of all kinds.
@@ -28,15 +30,27 @@ func backends(t *testing.T) map[string]func(t *testing.T) backend {
 	n := 0
 	embeddedBackend := func(o embedded.Options) func(t *testing.T) backend {
 		return func(t *testing.T) backend {
+			disk := vfs.NewCrashableMem()
+			var s storage.Store
+			restart := func(t *testing.T) {
+				var err error
+				if o.FS = disk; o.Dir == "" {
+					o.FS = nil
+				}
+				if s, err = embedded.Open(o); err != nil {
+					t.Fatal(err)
+				}
+				closeAtEnd(t, s)
+			}
+			restart(t)
+			b := backend{open: func(*testing.T) storage.Store { return s }}
 			if o.Dir != "" {
-				o.FS = vfs.NewMem()
+				b.crash = func(t *testing.T) {
+					disk = disk.CrashClone(vfs.CrashCloneCfg{})
+					restart(t)
+				}
 			}
-			s, err := embedded.Open(o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			closeAtEnd(t, s)
-			return backend{open: func(*testing.T) storage.Store { return s }}
+			return b
 		}
 	}
 	return map[string]func(t *testing.T) backend{
@@ -45,7 +59,8 @@ func backends(t *testing.T) map[string]func(t *testing.T) backend {
 		"log": func(*testing.T) backend {
 			n++
 			l := NewLog(uint64(n))
-			return backend{limits: true, open: func(t *testing.T) storage.Store { return closeAtEnd(t, l.Open()) }}
+			return backend{limits: true, keeps: true,
+				open: func(t *testing.T) storage.Store { return closeAtEnd(t, l.Open()) }}
 		},
 		"etcd": func(inner *testing.T) backend {
 			if server == nil {
@@ -56,7 +71,11 @@ func backends(t *testing.T) map[string]func(t *testing.T) backend {
 			}
 			n++
 			prefix := fmt.Sprintf("/suite%d/", n)
-			return backend{limits: true, open: func(t *testing.T) storage.Store {
+			crash := func(*testing.T) {
+				server.Kill()
+				server.Start()
+			}
+			return backend{limits: true, crash: crash, open: func(t *testing.T) storage.Store {
 				s, err := etcd.Open(t.Context(), etcd.Options{Cluster: etcd.Cluster{Servers: []string{server.URL},
 					Prefix: prefix}})
 				if err != nil {
@@ -425,12 +444,7 @@ func testCompaction(t *testing.T, p backend) {
 		t.Fatal(err)
 	}
 	defer running.Close()
-	compact := s.(interface {
-		Compact(context.Context, int64) error
-	}).Compact
-	if err := compact(t.Context(), at); err != nil {
-		t.Fatal(err)
-	}
+	compact(t, s, at)
 	var compacted *storage.CompactedError
 	if _, err := s.At(t.Context(), at-1); !errors.As(err, &compacted) {
 		t.Errorf("At a compacted revision: %v", err)
