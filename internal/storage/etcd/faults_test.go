@@ -135,33 +135,41 @@ func TestRepeatedEvents(t *testing.T) {
 			if _, err := s.Wait(t.Context(), revisions[len(revisions)-1]); err != nil {
 				t.Fatal(err)
 			}
-			stores = append(stores, open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{r.url}}}))
+			late := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{r.url}}})
+			wantRevisions(t, late, start, revisions)
+			stores = append(stores, late)
 		}
 		revisions = append(revisions, foreignPut(t, c, fmt.Sprint(i%3), fmt.Sprint(i)))
 		if i%4 == 3 {
 			revisions = append(revisions, foreignDelete(t, c, fmt.Sprint(i%3)))
 		}
 	}
-	for i, s := range stores {
-		w, err := s.Watch(t.Context(), "", start)
+	for _, s := range stores {
+		wantRevisions(t, s, start, revisions)
+	}
+}
+
+// wantRevisions checks that a cursor delivers events with exactly the given revisions.
+func wantRevisions(t *testing.T, s *etcd.Store, after int64, revisions []int64) {
+	t.Helper()
+	w, err := s.Watch(t.Context(), "", after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	var got []int64
+	wait(t, "the cursor has delivered few events", func() bool {
+		events, _, err := w.Take(nil)
 		if err != nil {
-			t.Fatal(err)
+			t.Fatalf("%v, %v", err, s.Failed())
 		}
-		defer w.Close()
-		var got []int64
-		wait(t, "the cursor has delivered few events", func() bool {
-			events, _, err := w.Take(nil)
-			if err != nil {
-				t.Fatalf("store %d: %v, %v", i, err, s.Failed())
-			}
-			for _, e := range events {
-				got = append(got, e.Revision)
-			}
-			return len(got) >= len(revisions)
-		})
-		if _, err := s.Fresh(t.Context()); err != nil || !slices.Equal(got, revisions) {
-			t.Errorf("store %d has delivered the revisions %v, want %v, %v", i, got, revisions, err)
+		for _, e := range events {
+			got = append(got, e.Revision)
 		}
+		return len(got) >= len(revisions)
+	})
+	if _, err := s.Fresh(t.Context()); err != nil || !slices.Equal(got, revisions) {
+		t.Errorf("the cursor has delivered the revisions %v, want %v, %v", got, revisions, err)
 	}
 }
 
