@@ -69,6 +69,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 			health.Check{Name: "shutdown", Run: s.checkRunning}),
 		Gauges:         s.gauges(),
 		Egress:         out.Metrics,
+		Barriers:       s.barriers,
 		RequestTimeout: s.config.RequestTimeout,
 		MemoryBudget:   s.config.MemoryBudget,
 		Authenticator:  access.NewAuthenticator(s.authn.Authentication),

@@ -14,7 +14,7 @@ func (s *Server) gauges() []metrics.Gauge {
 	read := func(of func(serving.Connections) int) func() float64 {
 		return func() float64 { return float64(of(s.http.Connections())) }
 	}
-	return append(s.diskGauges(),
+	return append(append(s.diskGauges(), s.storageGauges()...),
 		metrics.Gauge{Name: "trellis_connections", Help: "Open connections of clients.",
 			Read: read(func(c serving.Connections) int { return c.Open })},
 		metrics.Gauge{Name: "trellis_connections_authenticated",

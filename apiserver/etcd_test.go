@@ -54,6 +54,14 @@ func TestEtcdRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	text := (&caller{t, s, client(t, s)}).want(200, "GET", "/metrics", "")
+	for _, line := range []string{"trellis_storage_servers 1", "trellis_storage_watchers ",
+		"trellis_storage_history_events ", "trellis_storage_history_bytes ", "trellis_storage_oldest_revision ",
+		"trellis_storage_barrier_duration_seconds_count "} {
+		if !strings.Contains(text, "\n"+line) {
+			t.Errorf("/metrics has no line %q", line)
+		}
+	}
 	if err := s.Shutdown(); err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apiserver/pkg/server/egressselector"
 
+	"github.com/trellis-k8s/trellis/internal/api/metrics"
 	"github.com/trellis-k8s/trellis/internal/egress/selector"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/ownership"
@@ -85,11 +86,15 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 	cluster := s.config.Etcd
 	cluster.Prefix = path.Join("/", cluster.Prefix) + "/"
 	codecs, everywhere := kinds.Shared()
+	s.barriers = metrics.NewDurations("trellis_storage_barrier_duration_seconds",
+		"Time for which writes of kinds and rules have waited for the other servers, in seconds.")
 	store, err := etcd.Open(ctx, etcd.Options{
 		Cluster: cluster, Base: "/registry/", Codecs: codecs, Everywhere: everywhere,
-		Dial:         s.egressSelector.Dialer(egressselector.Etcd),
-		CompactAfter: s.config.CompactionInterval,
-		Logger:       s.config.Logger,
+		Dial:           s.egressSelector.Dialer(egressselector.Etcd),
+		CompactAfter:   s.config.CompactionInterval,
+		HistoryBytes:   s.config.HistoryBytes,
+		ObserveBarrier: s.barriers.Observe,
+		Logger:         s.config.Logger,
 	})
 	if err != nil {
 		return nil, err

@@ -20,6 +20,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/api"
+	"github.com/trellis-k8s/trellis/internal/api/metrics"
 	"github.com/trellis-k8s/trellis/internal/controllers"
 	"github.com/trellis-k8s/trellis/internal/controllers/apiservice"
 	"github.com/trellis-k8s/trellis/internal/controllers/bootstrap"
@@ -52,8 +53,9 @@ type opened struct {
 	egressSelector *selector.Selector // dialers for each kind of destination; some use a tunnel
 	listener       net.Listener
 	store          storage.Store
-	etcd           *etcd.Store     // the store, if it is in etcd; otherwise nil
-	disk           embedded.Health // health of the disk of the embedded store
+	etcd           *etcd.Store        // the store, if it is in etcd; otherwise nil
+	barriers       *metrics.Durations // waits of writes for other servers; nil if the store is not in etcd
+	disk           embedded.Health    // health of the disk of the embedded store
 	keys           serving.Keys
 	certificates   *serving.Certificates
 	// proxyClient and kubeletClient are the client certificates that flags configure. nil means a certificate of the

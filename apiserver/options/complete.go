@@ -67,8 +67,8 @@ func (o *Options) validate() error {
 		return errors.New("--shutdown-delay-duration must not be negative")
 	case !(o.GoawayChance >= 0 && o.GoawayChance <= 0.02): // also NaN
 		return errors.New("--goaway-chance must be between 0 and 0.02")
-	case o.HistoryBytes <= 0:
-		return errors.New("--history-bytes must be greater than 0")
+	case o.HistoryBytes < 0:
+		return errors.New("--history-bytes must not be negative")
 	case o.Kubelet.Timeout <= 0:
 		return errors.New("--kubelet-timeout must be greater than 0")
 	case o.MemoryBudget < 0:

@@ -88,7 +88,9 @@ func (o *Options) addStorage(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.CompactionInterval, "etcd-compaction-interval", 5*time.Minute,
 		"time that the server keeps the history of changes for watches and continued lists. Requests for older "+
 			"revisions get 410 Gone")
-	fs.Int64Var(&o.HistoryBytes, "history-bytes", 256<<20, "maximum size of the history of changes in bytes")
+	fs.Int64Var(&o.HistoryBytes, "history-bytes", 0,
+		"maximum size of the history of changes in bytes. With --etcd-servers it limits only the part in memory. 0 "+
+			"means 256 MiB on disk and 32 MiB in memory")
 	fs.Int64Var(&o.DiskReserve, "disk-reserve-bytes", 0,
 		"free disk space to keep, in bytes. With less free space, only deletions and small updates succeed. 0 means "+
 			"a twentieth of the disk, but at most 1 GiB and at least the space for a compaction of the data")

@@ -41,6 +41,7 @@ type Config struct {
 	Live, Ready   []health.Check       // served at /livez and /readyz, in addition to ping
 	Gauges        []metrics.Gauge      // served at /metrics, in addition to the Server's own metrics
 	Egress        prometheus.Collector // metrics of outgoing connections, or nil
+	Barriers      *metrics.Durations   // waits of writes for other servers, or nil
 	EnableCBOR    bool
 	Profiling     bool          // serve /debug/pprof
 	Audit         filters.Audit // audit policy and sink; the caller of New starts and stops the sink
@@ -82,6 +83,9 @@ func New(c Config) *Server {
 	var collectors []prometheus.Collector
 	if c.Egress != nil {
 		collectors = append(collectors, c.Egress)
+	}
+	if c.Barriers != nil {
+		collectors = append(collectors, c.Barriers)
 	}
 	if c.Fairness != nil {
 		collectors = append(collectors, c.Fairness)

@@ -197,6 +197,16 @@ func (b *broadcaster) open(r *Replica, prefix string, after int64) *Cursor {
 	return c
 }
 
+// count returns the number of cursors.
+func (b *broadcaster) count() (n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, q := range b.queues {
+		n += len(q.cursors)
+	}
+	return n
+}
+
 // remove removes c from its queue. It also deletes the queue if c was its last cursor.
 func (b *broadcaster) remove(c *Cursor) {
 	b.mu.Lock()

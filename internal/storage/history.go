@@ -16,8 +16,9 @@ type history struct {
 	maxRecentBytes int64
 	cache          snapshotCache // states read by readAt
 
+	recentBytes atomic.Int64 // cost of state.recent
+
 	// Used only by the publisher.
-	recentBytes        int64 // cost of state.recent
 	recentDropped      droppedCount
 	checkpointsDropped droppedCount
 	sinceCheckpoint    int // events since the last checkpoint
@@ -55,7 +56,8 @@ func (h *history) init(head *Snapshot, oldest, bound int64) {
 // reset drops everything except head.
 func (h *history) reset(head *Snapshot, oldest int64) {
 	h.oldest.Store(oldest)
-	h.recentBytes, h.recentDropped, h.checkpointsDropped, h.sinceCheckpoint = 0, 0, 0, 0
+	h.recentBytes.Store(0)
+	h.recentDropped, h.checkpointsDropped, h.sinceCheckpoint = 0, 0, 0
 	h.cache.clear()
 	h.state.Store(&state{head: head, base: head.revision})
 }
@@ -76,7 +78,7 @@ func (h *history) publish(head *Snapshot, events []*Event, keep int64) {
 	old := h.state.Load()
 	next := &state{head: head, recent: append(old.recent, events...), base: old.base, checkpoints: old.checkpoints}
 	for _, e := range events {
-		h.recentBytes += e.HistoryCost()
+		h.recentBytes.Add(e.HistoryCost())
 	}
 	if h.sinceCheckpoint += len(events); len(next.checkpoints) == 0 || h.sinceCheckpoint >= checkpointInterval {
 		next.checkpoints = append(next.checkpoints, head)
@@ -101,11 +103,11 @@ func (h *history) trim(st *state, keep int64) {
 	n, oldest := 0, h.oldest.Load()
 	for n < len(st.recent) {
 		e := st.recent[n]
-		if e.Revision > keep || h.recentBytes <= h.maxRecentBytes && e.Revision > oldest {
+		if e.Revision > keep || h.recentBytes.Load() <= h.maxRecentBytes && e.Revision > oldest {
 			break
 		}
 		st.base = e.Revision
-		h.recentBytes -= e.HistoryCost()
+		h.recentBytes.Add(-e.HistoryCost())
 		n++
 	}
 	if n == 0 {

@@ -152,6 +152,18 @@ func (r *Replica) Oldest() int64 { return r.history.oldest.Load() }
 // OldestInMemory returns the oldest revision that can be read without the HistoryReader.
 func (r *Replica) OldestInMemory() int64 { return r.history.state.Load().base }
 
+// Usage is the size of a Replica.
+type Usage struct {
+	Cursors int   // open cursors
+	Events  int   // number of events in memory
+	Bytes   int64 // their cost
+}
+
+// Usage returns the current size of the replica.
+func (r *Replica) Usage() Usage {
+	return Usage{r.broadcaster.count(), len(r.history.state.Load().recent), r.history.recentBytes.Load()}
+}
+
 // DropHistory makes revisions before the given one unreadable. It returns an error if the given revision
 // itself cannot be read.
 func (r *Replica) DropHistory(revision int64) error {

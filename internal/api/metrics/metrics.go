@@ -30,6 +30,19 @@ type Gauge struct {
 	Read       func() float64
 }
 
+// Durations is a histogram of durations.
+type Durations struct{ prometheus.Histogram }
+
+// NewDurations returns an empty histogram of durations between a millisecond and eight seconds.
+func NewDurations(name, help string) *Durations {
+	return &Durations{prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
+	})}
+}
+
+// Observe adds a duration.
+func (d *Durations) Observe(t time.Duration) { d.Histogram.Observe(t.Seconds()) }
+
 // Metrics holds the metrics of the server. Metrics that kube-apiserver has too have the same names.
 type Metrics struct {
 	Handler           http.Handler

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -68,7 +69,9 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 		events = s.committedEvents(writes, previous, resp.Header.Revision)
 	}
 	if t.barrier {
-		if err := s.waitForMembers(limited, events[0].Revision); err != nil {
+		began := time.Now()
+		err := s.waitForMembers(limited, events[0].Revision)
+		if s.options.ObserveBarrier(time.Since(began)); err != nil {
 			return nil, fmt.Errorf("%w: another server has not applied the commit: %w", storage.ErrInDoubt, err)
 		}
 	}

@@ -40,13 +40,15 @@ type Options struct {
 	Everywhere []string
 
 	CompactAfter time.Duration // age after which history is compacted; 0 means 5 minutes
+	HistoryBytes int64         // maximum size of the history in memory; etcd has all of it; 0 means 32 MiB
 	Logger       *slog.Logger  // nil means none
+	// ObserveBarrier is called with the time for which a commit below Everywhere has waited for other servers. nil
+	// means that it is not called.
+	ObserveBarrier func(time.Duration)
 
 	Timeout time.Duration                        // timeout of requests to etcd; 0 means 10 seconds
 	Now     func() time.Time                     // nil means time.Now
 	After   func(time.Duration) <-chan time.Time // nil means time.After
-
-	replica storage.ReplicaOptions
 }
 
 // connectParams bounds the delay between attempts to reconnect to etcd. gRPC's default grows to two minutes.
@@ -60,6 +62,12 @@ var connectParams = grpc.ConnectParams{
 func (o *Options) setDefaults() {
 	if o.CompactAfter <= 0 {
 		o.CompactAfter = 5 * time.Minute
+	}
+	if o.HistoryBytes <= 0 {
+		o.HistoryBytes = 32 << 20
+	}
+	if o.ObserveBarrier == nil {
+		o.ObserveBarrier = func(time.Duration) {}
 	}
 	if o.MaxOps <= 0 {
 		o.MaxOps = defaultMaxOps
@@ -123,7 +131,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		err = fmt.Errorf("load from etcd at %s: %w", strings.Join(o.Servers, ","), err)
 		return nil, errors.Join(err, s.client.Close())
 	}
-	s.Replica = storage.NewReplica(head, 0, s, o.replica)
+	s.Replica = storage.NewReplica(head, 0, s, storage.ReplicaOptions{RecentBytes: o.HistoryBytes})
 	s.position.newest.Store(newest)
 	s.serving.Go(s.follow)
 	s.serving.Go(s.compactor)

@@ -483,6 +483,34 @@ func TestCompactionTurns(t *testing.T) {
 	}
 }
 
+// TestHistoryBytes checks that HistoryBytes limits the history in memory, and that older revisions are read from etcd.
+func TestHistoryBytes(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	const limit = 64 << 10
+	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL}}, HistoryBytes: limit})
+	first := put(t, s, storage.Write{Key: "a", Value: []byte("1")})
+	w, err := s.Watch(t.Context(), "", first.Revision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for range 100 {
+		put(t, s, storage.Write{Key: "b", Value: make([]byte, 4<<10)})
+	}
+	wait(t, "the history stays too large", func() bool {
+		put(t, s, storage.Write{Key: "b", Value: make([]byte, 4<<10)})
+		u := s.Usage()
+		return u.Cursors == 1 && u.Events > 1 && u.Bytes > 0 && u.Bytes <= limit+8<<10
+	})
+	if s.OldestInMemory() <= first.Revision {
+		t.Errorf("revision %d is still in memory", first.Revision)
+	}
+	old, err := s.At(t.Context(), first.Revision)
+	if err != nil || old.Get("b") != nil || old.Get("a") == nil {
+		t.Errorf("At(%d): %v, %v", first.Revision, old, err)
+	}
+}
+
 // proxy forwards connections to etcd until a test closes it.
 type proxy struct {
 	url, target, address string

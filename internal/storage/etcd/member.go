@@ -78,6 +78,9 @@ func (s *Store) Valid() error {
 	return fmt.Errorf("%w: the server could not renew its registration in etcd", storage.ErrUnavailable)
 }
 
+// Servers returns the number of registered servers.
+func (s *Store) Servers() int { return s.Head().Count(s.options.Base+membersKey, "") }
+
 // register creates a registration, and waits until the server has applied all changes before it.
 func (m *member) register(ctx context.Context) error {
 	s := m.store

@@ -12,10 +12,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
+// observe is the Options.ObserveBarrier of stores that join returns.
+func observe(wait time.Duration) { barriers.Add(1); waits.Add(int64(wait)) }
+
+// The number of waits for other servers, and their total time.
+var barriers, waits atomic.Int64
+
 // join opens a store that has joined the servers of an etcd. Commits below "rules/" wait for all servers.
 func join(t *testing.T, url string, applied func(context.Context, int64) error) *etcd.Store {
 	t.Helper()
-	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{url}}, Everywhere: []string{"rules/"}})
+	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{url}}, Everywhere: []string{"rules/"},
+		ObserveBarrier: observe})
 	if applied == nil {
 		applied = func(context.Context, int64) error { return nil }
 	}
@@ -67,9 +74,16 @@ func TestEverywhere(t *testing.T) {
 		t.Fatal("the commit has returned before the other server has applied it")
 	default:
 	}
+	if a.Servers() != 2 {
+		t.Errorf("%d servers are registered, want 2", a.Servers())
+	}
+	count, total := barriers.Load(), waits.Load()
 	close(release)
 	if got := <-done; got == nil || applied.Load() < got.Revision {
 		t.Errorf("the commit %+v has returned at revision %d of the other server", got, applied.Load())
+	}
+	if barriers.Load() != count+1 || waits.Load() == total {
+		t.Errorf("%d waits of %v were observed, want 1", barriers.Load()-count, time.Duration(waits.Load()-total))
 	}
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
