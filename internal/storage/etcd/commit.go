@@ -3,12 +3,14 @@ package etcd
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -55,7 +57,14 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	previous := s.expectedRecords(writes)
 	s.inFlight.add(writes, t.values)
 	defer s.inFlight.remove(writes)
-	resp, err := s.client.Txn(limited).If(t.compares...).Then(t.changes...).Else(t.reads...).Commit()
+	resp, err := s.send(limited, &t)
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // the lease has ended since another write has requested it
+		s.leases.forget()
+		if t, err = s.transaction(limited, writes, guards); err != nil {
+			return nil, err
+		}
+		resp, err = s.send(limited, &t)
+	}
 	var events []*storage.Event
 	switch {
 	case err != nil:
@@ -76,6 +85,10 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 		}
 	}
 	return events, nil
+}
+
+func (s *Store) send(ctx context.Context, t *transaction) (*clientv3.TxnResponse, error) {
+	return s.client.Txn(ctx).If(t.compares...).Then(t.changes...).Else(t.reads...).Commit()
 }
 
 // transaction builds the transaction. It compares the registration of this server first, then the guards, and then the
@@ -116,6 +129,9 @@ func (s *Store) transaction(
 		var lease clientv3.LeaseID
 		if w.TTL > 0 {
 			if lease, err = s.lease(ctx, w.TTL); err != nil {
+				if errors.Is(err, rpctypes.ErrNoSpace) {
+					return t, rejection(err)
+				}
 				return t, unavailable(err)
 			}
 		}

@@ -2,9 +2,11 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -42,6 +44,9 @@ func (s *Store) takeTurn(known turn) (turn, error) {
 		If(clientv3.Compare(clientv3.Version(compactKey), "=", known.version)).
 		Then(clientv3.OpPut(compactKey, strconv.FormatInt(known.revision, 10))).
 		Else(clientv3.OpGet(compactKey)).Commit()
+	if errors.Is(err, rpctypes.ErrNoSpace) && known.revision > 0 { // compactions need no space and make some
+		return turn{known.version, s.Head().Revision()}, s.Compact(ctx, known.revision)
+	}
 	if err != nil {
 		return known, unavailable(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
 	"github.com/trellis-k8s/trellis/internal/storage/etcd"
@@ -37,9 +38,9 @@ func open(t *testing.T, o etcd.Options) *etcd.Store {
 }
 
 // newClient returns a client of etcd that bypasses the stores.
-func newClient(t *testing.T, url string) *clientv3.Client {
+func newClient(t *testing.T, urls ...string) *clientv3.Client {
 	t.Helper()
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{url}})
+	c, err := clientv3.New(clientv3.Config{Endpoints: urls, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,6 +58,13 @@ func (l *leases) reuse(now time.Time, ttl time.Duration) (clientv3.LeaseID, bool
 	return l.last, true
 }
 
+// forget makes the next key use another lease.
+func (l *leases) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = clientv3.NoLease
+}
+
 // add records a new lease with one key, and removes expired ones.
 func (l *leases) add(id clientv3.LeaseID, now time.Time, ttl int64) {
 	l.mu.Lock()

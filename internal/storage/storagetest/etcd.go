@@ -2,19 +2,23 @@ package storagetest
 
 import (
 	"bufio"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
-// Etcd is an etcd of one member that a test can kill and restart.
+// Etcd is a member of an etcd that a test can kill, restart and pause.
 type Etcd struct {
 	URL  string
 	Dir  string // the data directory
 	t    testing.TB
+	peer string // URL for other members
 	args []string
 	cmd  *exec.Cmd
 }
@@ -28,9 +32,38 @@ func Program(t testing.TB, name string) (program string, found bool) {
 	return program, err == nil
 }
 
-// StartEtcd starts an etcd that runs until the end of the test. If flags are given, etcd serves TLS. StartEtcd
-// skips the test if the program is missing.
+// StartEtcd starts an etcd that runs until the end of the test. If the flags contain a certificate, etcd serves TLS.
+// StartEtcd skips the test if the program is missing.
 func StartEtcd(t testing.TB, flags ...string) *Etcd {
+	t.Helper()
+	e := newMember(t, "default", flags)
+	e.args = append(e.args, "--initial-cluster=default="+e.peer)
+	e.Start()
+	t.Cleanup(e.Kill)
+	return e
+}
+
+// StartEtcdMembers starts an etcd of n members.
+func StartEtcdMembers(t testing.TB, n int) []*Etcd {
+	t.Helper()
+	members, peers := make([]*Etcd, n), make([]string, n)
+	for i := range members {
+		name := fmt.Sprintf("m%d", i)
+		members[i] = newMember(t, name, nil)
+		peers[i] = name + "=" + members[i].peer
+	}
+	var starts sync.WaitGroup
+	for _, e := range members {
+		e.args = append(e.args, "--initial-cluster="+strings.Join(peers, ","))
+		starts.Go(e.Start)
+		t.Cleanup(e.Kill)
+	}
+	starts.Wait()
+	return members
+}
+
+// newMember returns a member that has not started.
+func newMember(t testing.TB, name string, flags []string) *Etcd {
 	t.Helper()
 	program, found := Program(t, "etcd")
 	if !found {
@@ -45,18 +78,14 @@ func StartEtcd(t testing.TB, flags ...string) *Etcd {
 		urls[i] = "http://" + l.Addr().String()
 		_ = l.Close()
 	}
-	if len(flags) > 0 {
+	if slices.ContainsFunc(flags, func(f string) bool { return strings.HasPrefix(f, "--cert-file=") }) {
 		urls[0] = strings.Replace(urls[0], "http:", "https:", 1)
 	}
-	e := &Etcd{URL: urls[0], Dir: dir, t: t, args: append([]string{
-		program, "--name=default", "--data-dir=" + dir, "--unsafe-no-fsync",
+	return &Etcd{URL: urls[0], Dir: dir, t: t, peer: urls[1], args: append([]string{
+		program, "--name=" + name, "--data-dir=" + dir, "--unsafe-no-fsync",
 		"--listen-client-urls=" + urls[0], "--advertise-client-urls=" + urls[0],
 		"--listen-peer-urls=" + urls[1], "--initial-advertise-peer-urls=" + urls[1],
-		"--initial-cluster=default=" + urls[1],
 	}, flags...)}
-	e.Start()
-	t.Cleanup(e.Kill)
-	return e
 }
 
 // peersDir returns the folder in TEST_PEERS, or else the folder bin/peers of the repository.
@@ -106,4 +135,12 @@ func (e *Etcd) Start() {
 func (e *Etcd) Kill() {
 	_ = e.cmd.Process.Kill()
 	_ = e.cmd.Wait()
+}
+
+// Signal sends a signal to etcd.
+func (e *Etcd) Signal(signal os.Signal) {
+	e.t.Helper()
+	if err := e.cmd.Process.Signal(signal); err != nil {
+		e.t.Error(err)
+	}
 }
