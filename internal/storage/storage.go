@@ -134,8 +134,8 @@ var (
 	// ErrTooLarge is wrapped by the error for a commit with too many or too large writes.
 	ErrTooLarge = errors.New("storage: commit is too large")
 	// ErrNoSpace is wrapped by the error for a commit that does not fit into the log's free space.
-	// Nothing was written. Deletions and small updates still succeed.
-	ErrNoSpace = errors.New("storage: the disk is nearly full")
+	// Nothing was written. Deletions still succeed. The embedded store also accepts small updates.
+	ErrNoSpace = errors.New("storage: the log is nearly full")
 	// ErrUnavailable is wrapped by errors of a log that is temporarily unavailable. Nothing was
 	// written. The caller should retry later.
 	ErrUnavailable = errors.New("storage: the log is temporarily unavailable")
