@@ -59,7 +59,8 @@
 // transaction, and its writes share a revision. A watch keeps the replica up to date. Fresh reads etcd's revision,
 // and concurrent callers share this read. A server that calls Join has a registration with a lease. Commits below
 // Options.Everywhere wait until all registered servers have applied them. Each new connection is verified: if etcd
-// has lost the history that the store has read, the store fails.
+// has lost the history that the store has read, the store fails. It also fails if an event, a conflict or a response of
+// etcd contradicts this history. It skips events that etcd repeats.
 //
 // # Crashes
 //

@@ -477,6 +477,9 @@ func TestCompactionTurns(t *testing.T) {
 		t.Fatalf("%v, %v", got, err)
 	}
 	for i, s := range stores {
+		if _, err := s.Fresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		var compacted *storage.CompactedError
 		if _, err := s.At(t.Context(), first.Revision); !errors.As(err, &compacted) {
 			t.Errorf("store %d reads revision %d: %v", i, first.Revision, err)

@@ -120,14 +120,14 @@ func (s *Store) watch(after *int64) error {
 func (s *Store) publish(received []*clientv3.Event, after *int64) error {
 	d, newest := s.Head().Draft(), s.position.newest.Load()
 	for _, r := range received {
-		switch known, repeated := s.isRepeated(r, d, *after); {
+		e := s.event(r)
+		switch known, repeated := s.isRepeated(e, d, *after); {
 		case repeated && known:
 			continue
 		case repeated:
 			return replaced(fmt.Errorf("%s has changed at revision %d, which the store had already passed", r.Kv.Key,
-				r.Kv.ModRevision))
+				e.Revision))
 		}
-		e := s.event(r)
 		if d.Add(e); !isSuccessor(r, e.Previous) {
 			return fmt.Errorf("the watch of etcd has omitted changes of %s before revision %d", r.Kv.Key, e.Revision)
 		}
@@ -150,30 +150,28 @@ func (s *Store) publish(received []*clientv3.Event, after *int64) error {
 // isRepeated reports whether an event has a revision that the store has already passed, and whether it is then known as
 // an event of the draft or of the history. An event that is too old to be compared counts as known. after is the
 // revision of the last published event.
-func (s *Store) isRepeated(e *clientv3.Event, d *storage.Draft, after int64) (known, repeated bool) {
-	key, revision := s.storageKey(e.Kv.Key), e.Kv.ModRevision
+func (s *Store) isRepeated(e *storage.Event, d *storage.Draft, after int64) (known, repeated bool) {
 	for _, p := range slices.Backward(d.Events) {
-		if p.Revision < revision {
+		if p.Revision < e.Revision {
 			break
 		}
-		if p.Revision == revision && p.Key == key {
+		if p.Revision == e.Revision && p.Key == e.Key {
 			return true, true
 		}
 	}
 	switch {
-	case revision > d.Revision, revision == d.Revision && len(d.Events) > 0:
+	case e.Revision > d.Revision, e.Revision == d.Revision && len(d.Events) > 0:
 		return false, false
-	case revision > after:
+	case e.Revision > after:
 		return false, true
-	case revision <= s.OldestInMemory():
+	case e.Revision <= s.OldestInMemory():
 		return true, true
 	}
-	then, err := s.At(s.lifetime, revision)
+	then, err := s.At(s.lifetime, e.Revision)
 	if err != nil {
 		return true, true
 	}
-	r := then.Get(key)
-	return modified(r) == revision || r == nil && e.Type == clientv3.EventTypeDelete, true
+	return modified(then.Get(e.Key)) == modified(e.Record), true
 }
 
 // isSuccessor reports whether an event can directly follow the record previous of its key.
