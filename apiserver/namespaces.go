@@ -22,7 +22,7 @@ func (s *Server) systemNamespaces(ctx context.Context) error {
 			_, err = client.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
 				metav1.CreateOptions{})
 		}
-		if err != nil {
+		if err != nil && !apierrors.IsAlreadyExists(err) { // another server may have created it meanwhile
 			return err
 		}
 	}

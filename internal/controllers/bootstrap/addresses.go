@@ -20,7 +20,7 @@ import (
 
 // EnsureServiceCIDR creates the default ServiceCIDR with the server's configured ranges. If the ServiceCIDR exists
 // with only the first range, EnsureServiceCIDR adds the second one. upstream.RunServiceCIDRs does the same later, which
-// is too late for clients that need an address at once.
+// is too late for clients that need an address at once. Another server may do the same at the same time.
 func EnsureServiceCIDR(
 	ctx context.Context, client networkingclient.NetworkingV1Interface, ranges []netip.Prefix,
 ) error {
@@ -34,6 +34,9 @@ func EnsureServiceCIDR(
 	case err == nil && len(cidrs) == 2 && slices.Equal(have.Spec.CIDRs, cidrs[:1]):
 		have.Spec.CIDRs = cidrs
 		_, err = all.Update(ctx, have, metav1.UpdateOptions{FieldManager: "kube-apiserver"})
+		if apierrors.IsConflict(err) {
+			return nil
+		}
 		return err
 	case !apierrors.IsNotFound(err):
 		return err
@@ -45,7 +48,11 @@ func EnsureServiceCIDR(
 		},
 		Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
 	}
-	if _, err := all.Create(ctx, created, metav1.CreateOptions{FieldManager: "kube-apiserver"}); err != nil {
+	_, err = all.Create(ctx, created, metav1.CreateOptions{FieldManager: "kube-apiserver"})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	ready := metaapply.Condition().WithType(networkingv1.ServiceCIDRConditionReady).WithStatus(metav1.ConditionTrue).

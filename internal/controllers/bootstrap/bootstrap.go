@@ -141,11 +141,13 @@ func aggregatedRules(role *rbacv1.ClusterRole, all []rbacv1.ClusterRole) (rules 
 	return rules, nil
 }
 
-// reconcile runs a function in a goroutine, and retries it after a conflict and while the storage is unavailable.
+// reconcile runs a function in a goroutine, and retries it after a write of another server and while the storage is
+// unavailable.
 func (b *bootstrap) reconcile(name string, reconcile func() error) {
 	b.all.Go(func() error {
 		passing := func(err error) bool {
-			return apierrors.IsConflict(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err)
+			return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) ||
+				apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err)
 		}
 		err := retry.OnError(retry.DefaultBackoff, passing, reconcile)
 		if err != nil && !apierrors.IsNotFound(err) { // disabled kinds are not served
