@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"iter"
 	"net/http"
 	"strings"
 
@@ -90,13 +91,13 @@ func (s *Server) connect(ctx context.Context) (err error) {
 	})
 	s.http = serving.New(s.listener, s.withGoaway(s.handler), s.certificates.Config, s.config.OpenFiles,
 		s.config.Logger)
-	s.resumeFromConditions(s.engine.Live.Load())
+	s.markUnavailable()
 	loopback := s.Loopback()
 	loopback.WarningHandler = rest.NoWarnings{}
 	if s.client, err = kubernetes.NewForConfig(loopback); err != nil {
 		return fmt.Errorf("create client for default objects and controllers: %w", err)
 	}
-	return nil
+	return s.openPresence()
 }
 
 // openWebhooks creates the client of conversion webhooks.
@@ -181,19 +182,33 @@ func (s *Server) valid() func() error {
 	return s.etcd.Valid
 }
 
-// resumeFromConditions continues work that an earlier server recorded in the conditions of CRDs: unfinished storage
-// migrations and unreachable conversion webhooks.
-func (s *Server) resumeFromConditions(catalog *catalog.Catalog) {
-	for d := range catalog.Definitions() {
-		if d.Custom == nil {
-			continue
+// markUnavailable marks the conversion webhooks that an earlier server could not reach, according to the conditions of
+// their CRDs.
+func (s *Server) markUnavailable() {
+	for name, d := range s.customKinds() {
+		if d.ConversionUnavailable {
+			s.webhooks.HalfOpen(name)
 		}
-		crd := strings.TrimPrefix(d.Custom.Key, definition.CRDPrefix)
-		if d.Custom.Migrating {
-			s.migrating = append(s.migrating, crd)
+	}
+}
+
+// migrating returns the names of the CRDs with a condition of an unfinished storage migration.
+func (s *Server) migrating() (names []string) {
+	for name, d := range s.customKinds() {
+		if d.Migrating {
+			names = append(names, name)
 		}
-		if d.Custom.ConversionUnavailable {
-			s.webhooks.HalfOpen(crd)
+	}
+	return names
+}
+
+// customKinds returns the CRDs that the server serves, by name.
+func (s *Server) customKinds() iter.Seq2[string, *resource.Custom] {
+	return func(yield func(string, *resource.Custom) bool) {
+		for d := range s.engine.Live.Load().Definitions() {
+			if d.Custom != nil && !yield(strings.TrimPrefix(d.Custom.Key, definition.CRDPrefix), d.Custom) {
+				return
+			}
 		}
 	}
 }

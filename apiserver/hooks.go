@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
@@ -20,6 +21,8 @@ const (
 	hookCRDs              = "crd-informer-synced"
 	hookNamespaces        = "start-system-namespaces-controller"
 	hookTrust             = "start-cluster-authentication-info-controller"
+	hookIdentity          = "start-kube-apiserver-identity-lease-controller"
+	hookIdentityCollector = "start-kube-apiserver-identity-lease-garbage-collector"
 	hookStorage           = "storage-readiness"
 	hookTokenTracking     = "start-legacy-token-tracking-controller"
 	hookAddresses         = "start-service-ip-repair-controllers"
@@ -42,8 +45,10 @@ var hookNames = []struct {
 	name     string
 	resource schema.GroupVersionResource
 }{
-	{name: hookCRDControllers}, {name: hookCRDs}, {name: hookNamespaces}, {name: hookTrust}, {name: hookStorage},
-	{name: hookTokenTracking},
+	{name: hookCRDControllers}, {name: hookCRDs}, {name: hookNamespaces}, {name: hookTrust},
+	{hookIdentity, coordinationv1.SchemeGroupVersion.WithResource("leases")},
+	{hookIdentityCollector, coordinationv1.SchemeGroupVersion.WithResource("leases")},
+	{name: hookStorage}, {name: hookTokenTracking},
 	{hookAddresses, networkingv1.SchemeGroupVersion.WithResource("servicecidrs")},
 	{name: hookRoles},
 	{hookPriorityClasses, schedulingv1.SchemeGroupVersion.WithResource("priorityclasses")},

@@ -33,6 +33,8 @@ func TestHooks(t *testing.T) {
 	optional := []string{"scheduling/bootstrap-system-priority-classes",
 		"priority-and-fairness-config-consumer", "priority-and-fairness-config-producer",
 		"apiservice-status-local-available-controller",
+		"start-kube-apiserver-identity-lease-controller",
+		"start-kube-apiserver-identity-lease-garbage-collector",
 		"apiservice-status-remote-available-controller", "kube-apiserver-autoregistration"}
 	all := start(t, apiserver.Config{})
 	for _, endpoint := range []string{"/healthz", "/livez", "/readyz"} {
@@ -45,7 +47,6 @@ func TestHooks(t *testing.T) {
 		}
 		for _, name := range []string{"log", "informer-sync", "poststarthook", "poststarthook/", "poststarthook/rbac",
 			"poststarthook/max-in-flight-filter",
-			"poststarthook/start-kube-apiserver-identity-lease-controller",
 			"poststarthook/generic-apiserver-start-informers"} {
 			get(all, endpoint+"/"+name, http.StatusNotFound)
 		}

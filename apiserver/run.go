@@ -45,6 +45,7 @@ func (s *Server) runLoops() {
 		func() error { return bootstrap.ReconcileFlowControl(ctx, s.client) })
 	s.runPeriodically(ctx, namespacesInterval, "cannot create the system namespaces",
 		func() error { return s.systemNamespaces(ctx) })
+	s.runPresence(ctx)
 	s.runControllers(ctx)
 }
 

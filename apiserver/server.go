@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/trellis-k8s/trellis/apiserver/endpoints"
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
@@ -83,7 +84,9 @@ type connected struct {
 	handler      *api.Server
 	http         *serving.Server
 	client       kubernetes.Interface // a client of this server
-	migrating    []string             // names of the CRDs whose storage migration an earlier server did not finish
+	// presence is a client for the objects that announce this server. Its timeout limits the delay of a shutdown.
+	presence  kubernetes.Interface
+	endpoints *endpoints.Publisher
 }
 
 // running holds the goroutines of the server and the start tasks that are done.
@@ -146,7 +149,7 @@ func (s *Server) bootstrap(ctx context.Context) error {
 	s.hooks.done(nil, hookRoles, hookPriorityClasses, hookFairnessProducer, hookAddresses)
 	conditions := make(chan error, 1)
 	go func() { conditions <- s.writeDangling(ctx) }()
-	if err := errors.Join(s.publishService(ctx), <-conditions); err != nil {
+	if err := errors.Join(s.endpoints.Start(ctx), <-conditions); err != nil {
 		return fmt.Errorf("publish the Service kubernetes and the conditions of FlowSchemas: %w", err)
 	}
 	s.hooks.done(nil, hookKubernetesService, hookFairnessConsumer)
@@ -159,10 +162,11 @@ func (s *Server) runControllers(ctx context.Context) {
 		Client: s.client, Feed: s.feed.Follow, APIServices: s.apiServices, Reachability: s.reachability,
 		Dangling: !s.config.Fairness.Disabled, NamespaceDelay: s.config.NamespaceDelay,
 		AutoMigrate: s.config.AutoMigrateStorage, Migrating: s.migrating,
+		LeaderElection: s.etcd != nil,
 		Upstream: upstream.Config{
 			Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer,
 			Signing: s.config.ClusterSigning, QuotaObjects: s.quotas.Objects,
-			LeaderElection: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
+			Logger: s.config.Logger,
 		},
 	}
 	c.Upstream.Signing.ServerCA = func() (cert, key string, done func(), err error) { return s.keys.Load().CAFiles() }

@@ -88,6 +88,19 @@ func TestServiceKubernetes(t *testing.T) {
 	}
 }
 
+// TestIdentityLease checks that a server has a Lease, which it replaces at each start.
+func TestIdentityLease(t *testing.T) {
+	dir, holders := t.TempDir(), map[string]bool{}
+	for range 2 {
+		server := testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.DataDir = dir }))
+		holders[*awaitIdentity(t, kubernetes.NewForConfigOrDie(server.Config)).Spec.HolderIdentity] = true
+		server.Stop()
+	}
+	if len(holders) != 2 {
+		t.Errorf("got the holders %v, want two", holders)
+	}
+}
+
 // TestAdvertisedAddress checks the server addresses in /api. The first is the endpoint of the Service kubernetes, or
 // the listening address if no other machine can reach the server. Clients with an address in the Service range also get
 // the cluster IP. The server's certificate is valid for both, and for no unspecified address. (HPX-004)

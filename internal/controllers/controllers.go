@@ -49,9 +49,12 @@ type Config struct {
 	Dangling bool
 	// NamespaceDelay is the time between the deletion of a namespace and the first write of the namespace controller.
 	NamespaceDelay time.Duration
-	// AutoMigrate and Migrating are the fields of migration.Config.
+	// AutoMigrate and the result of Migrating are the fields of migration.Config.
 	AutoMigrate bool
-	Migrating   []string
+	Migrating   func() []string
+	// LeaderElection is set if several processes serve the same objects. Only one of them then runs the controllers of
+	// kube-controller-manager and TrellisControllers.
+	LeaderElection bool
 }
 
 // observer receives the changes of all objects.
@@ -69,60 +72,23 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // the queues limit the rate of the controllers
 	config.WarningHandler = rest.NoWarnings{}
-	dyn, err := dynamic.NewForConfig(config)
-	if err != nil {
+	r := runner{Config: c, config: config}
+	var err error
+	if r.dynamic, err = dynamic.NewForConfig(config); err != nil {
 		return fmt.Errorf("create dynamic client: %w", err)
 	}
-	meta, err := metadata.NewForConfig(config)
-	if err != nil {
+	if r.metadata, err = metadata.NewForConfig(config); err != nil {
 		return fmt.Errorf("create metadata client: %w", err)
 	}
 	services, err := apiregistration.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("create client for APIServices: %w", err)
 	}
-	core, discovery := c.Client.CoreV1(), c.Client.Discovery()
-	manager := upstream.New(c.Upstream)
-	observers := []observer{c.APIServices, manager}
-	kinds := informer.New(discovery, meta, c.Feed, func(ch informer.Change) {
-		for _, o := range observers {
-			o.Observe(ch)
-		}
-	})
-	own := []controller{crd.New(dyn, meta, discovery.RESTClient())}
-	for name, ctrl := range map[string]controller{
-		known.GarbageCollectorController: garbage.New(core, meta, kinds),
-		known.NamespaceController: namespace.New(namespace.Config{
-			Discovery: discovery, Dynamic: dyn, Metadata: meta, Events: core,
-			HasNoNamespacedObjects: c.APIServices.HasNoNamespacedObjects, Delay: c.NamespaceDelay,
-		}),
-		known.StorageVersionMigratorController: migration.New(migration.Config{
-			Discovery: discovery, Dynamic: dyn, Metadata: meta, Automatic: c.AutoMigrate, Migrating: c.Migrating,
-		}),
-	} {
-		if trellisEnabled(c.Upstream.Controllers, name) {
-			own = append(own, ctrl)
-		}
-	}
-	if c.Dangling {
-		own = append(own, bootstrap.NewDangling(c.Client.FlowcontrolV1()))
-	}
-
 	var running sync.WaitGroup
 	defer running.Wait()
-	ownCtx := klog.NewContext(ctx, klog.Background().WithName("controllers"))
-	for _, ctrl := range own {
-		observers = append(observers, ctrl)
-		running.Go(func() { ctrl.Run(ownCtx) })
-	}
-	running.Go(func() { kinds.Run(ownCtx) })
+	running.Go(func() { r.runObservers(ctx) })
 	running.Go(func() { c.APIServices.Run(ctx, services) })
-	running.Go(func() { c.Reachability.Run(ctx, dyn, core) })
-	running.Go(func() {
-		if err := manager.Run(ctx, config); err != nil {
-			c.Upstream.Logger.Error("cannot run a controller", "error", err)
-		}
-	})
+	running.Go(func() { c.Reachability.Run(ctx, r.dynamic, c.Client.CoreV1()) })
 	running.Go(func() { upstream.RunTokenTracking(ctx, c.Client) })
 	if c.Trust != nil {
 		running.Go(func() { apiservice.RunTrust(ctx, c.Client, *c.Trust) })
@@ -131,6 +97,96 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		running.Go(func() { upstream.RunServiceCIDRs(ctx, c.Client, c.ServiceCIDRs) })
 	}
 	return nil
+}
+
+// runner runs the controllers that observe changes.
+type runner struct {
+	Config
+	config   *rest.Config
+	dynamic  dynamic.Interface
+	metadata metadata.Interface
+}
+
+// runObservers runs the controllers that observe changes until ctx is done. With leader election, only the leader runs
+// those that kube-controller-manager has, too.
+func (r *runner) runObservers(ctx context.Context) {
+	follow := func(ctx context.Context) { r.run(ctx, r.replicated) }
+	lead := func(ctx context.Context) { r.run(ctx, r.replicated, r.elected) }
+	switch {
+	case !r.LeaderElection:
+		lead(ctx)
+	case len(Running(r.Upstream.Controllers)) == len(Running([]string{"-*"})):
+		follow(ctx) // a kube-controller-manager may need the Lease
+	default:
+		if err := upstream.RunElected(ctx, r.config, follow, lead); err != nil {
+			r.Upstream.Logger.Error("cannot run the controllers", "error", err)
+		}
+	}
+}
+
+// run creates controllers and an Informer for them, and runs them until ctx is done.
+func (r *runner) run(ctx context.Context, create ...func(*informer.Informer) []controller) {
+	ctx = klog.NewContext(ctx, klog.Background().WithName("controllers"))
+	observers, controllers := []observer{r.APIServices}, []controller{}
+	kinds := informer.New(r.Client.Discovery(), r.metadata, r.Feed, func(ch informer.Change) {
+		for _, o := range observers {
+			o.Observe(ch)
+		}
+	})
+	for _, f := range create {
+		controllers = append(controllers, f(kinds)...)
+	}
+	var running sync.WaitGroup
+	defer running.Wait()
+	for _, ctrl := range controllers {
+		observers = append(observers, ctrl)
+		running.Go(func() { ctrl.Run(ctx) })
+	}
+	kinds.Run(ctx)
+}
+
+// replicated returns the controllers that each server runs, like those of kube-apiserver.
+func (r *runner) replicated(*informer.Informer) []controller {
+	all := []controller{crd.New(r.dynamic, r.metadata, r.Client.Discovery().RESTClient())}
+	if r.Dangling {
+		all = append(all, bootstrap.NewDangling(r.Client.FlowcontrolV1()))
+	}
+	return all
+}
+
+// elected returns the enabled controllers of kube-controller-manager.
+func (r *runner) elected(kinds *informer.Informer) []controller {
+	core, discovery := r.Client.CoreV1(), r.Client.Discovery()
+	all := []controller{manager{upstream.New(r.Upstream), r.config}}
+	for name, ctrl := range map[string]controller{
+		known.GarbageCollectorController: garbage.New(core, r.metadata, kinds),
+		known.NamespaceController: namespace.New(namespace.Config{
+			Discovery: discovery, Dynamic: r.dynamic, Metadata: r.metadata, Events: core,
+			HasNoNamespacedObjects: r.APIServices.HasNoNamespacedObjects, Delay: r.NamespaceDelay,
+		}),
+		known.StorageVersionMigratorController: migration.New(migration.Config{
+			Discovery: discovery, Dynamic: r.dynamic, Metadata: r.metadata, Automatic: r.AutoMigrate,
+			Migrating: r.Migrating(),
+		}),
+	} {
+		if trellisEnabled(r.Upstream.Controllers, name) {
+			all = append(all, ctrl)
+		}
+	}
+	return all
+}
+
+// manager is a controller that runs the controllers of package upstream.
+type manager struct {
+	*upstream.Manager
+	config *rest.Config
+}
+
+// Run implements controller.
+func (m manager) Run(ctx context.Context) {
+	if err := m.Manager.Run(upstream.WithLogger(ctx, m.Logger), m.config); err != nil {
+		m.Logger.Error("cannot run a controller", "error", err)
+	}
 }
 
 // TrellisControllers are the names of the controllers that replace a controller of kube-controller-manager with the

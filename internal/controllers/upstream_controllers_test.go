@@ -378,8 +378,9 @@ func TestKubeletCertificates(t *testing.T) {
 	}
 }
 
-// runStandalone runs controllers as in a separate process until the test ends or stop is called.
-func runStandalone(t *testing.T, config *rest.Config, c upstream.Config) (stop func()) {
+// runStandalone runs controllers as in a separate process until the test ends or stop is called. With elected set,
+// they run only while the process holds the Lease.
+func runStandalone(t *testing.T, config *rest.Config, c upstream.Config, elected bool) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	manager := upstream.New(c)
@@ -388,8 +389,15 @@ func runStandalone(t *testing.T, config *rest.Config, c upstream.Config) (stop f
 	kinds := informer.New(kubernetes.NewForConfigOrDie(quick).Discovery(), metadata.NewForConfigOrDie(quick), nil,
 		manager.Observe)
 	var running sync.WaitGroup
-	running.Go(func() {
+	run := func(ctx context.Context) {
 		if err := manager.Run(ctx, config); err != nil {
+			t.Error(err)
+		}
+	}
+	running.Go(func() {
+		if !elected {
+			run(ctx)
+		} else if err := upstream.RunElected(ctx, config, func(context.Context) {}, run); err != nil {
 			t.Error(err)
 		}
 	})
@@ -420,6 +428,7 @@ func TestOldCertificateSigningRequestsAreDeleted(t *testing.T) {
 			Controllers: []string{"certificatesigningrequest-cleaner-controller"},
 			Logger:      slog.New(c.log),
 		},
+		false,
 	)
 	w, err := requests.Watch(t.Context(), metav1.ListOptions{})
 	awaitEvent(t, w, err, func(event watch.EventType, _ runtime.Object) bool { return event == watch.Deleted })
@@ -541,13 +550,12 @@ func TestOneProcessLeads(t *testing.T) {
 	}
 	config := func(j *startLog) upstream.Config {
 		return upstream.Config{
-			Controllers:    []string{upstream.ClusterRoleAggregation},
-			LeaderElection: true,
-			Logger:         slog.New(j),
+			Controllers: []string{upstream.ClusterRoleAggregation},
+			Logger:      slog.New(j),
 		}
 	}
 	first, second := newStartLog(), newStartLog()
-	stop := runStandalone(t, c.server.Config, config(first))
+	stop := runStandalone(t, c.server.Config, config(first), true)
 	first.await(1)
 	was := leader(0)
 	reads := make(chan struct{}, 1000)
@@ -560,7 +568,7 @@ func TestOneProcessLeads(t *testing.T) {
 			return next.RoundTrip(r)
 		})
 	})
-	runStandalone(t, counted, config(second))
+	runStandalone(t, counted, config(second), true)
 	for range 2 { // wait until the second process has tried twice to acquire the Lease
 		<-reads
 	}

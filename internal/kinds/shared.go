@@ -9,6 +9,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
+// ServerAddresses is the prefix of keys whose last part is the address of a running kube-apiserver. The values are
+// Endpoints.
+const ServerAddresses = "/registry/masterleases/"
+
 // everywhere lists the resources whose objects affect the results of other requests.
 var everywhere = map[string]bool{
 	"customresourcedefinitions": true, "apiservices": true,
@@ -32,6 +36,9 @@ func Shared() (codecs storage.Codecs, prefixes []string) {
 	for _, d := range Definitions(Config{}) {
 		if d.Stored() && d.Storage.HasProtobuf() && d.Strategy != nil && d.Group != apiregistrationv1.GroupName {
 			codecs[d.Prefix] = define.Codec(d)
+			if d.Group == "" && d.Names.Plural == "endpoints" {
+				codecs[ServerAddresses] = codecs[d.Prefix]
+			}
 		}
 		if everywhere[d.Names.Plural] {
 			prefixes = append(prefixes, d.Prefix)

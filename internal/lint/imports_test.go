@@ -114,6 +114,9 @@ var restricted = map[string][]string{
 		"internal/controllers/bootstrap"},
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust": {"internal/controllers", "apiserver"},
 	"k8s.io/kubernetes/pkg/controlplane/controller/legacytokentracking":        {"internal/controllers/upstream"},
+	// the running servers
+	"k8s.io/kubernetes/pkg/controlplane/controller/apiserverleasegc": {"internal/controllers/upstream"},
+	"k8s.io/kubernetes/pkg/controlplane/reconcilers":                 {"apiserver"},
 	// conditions and phases
 	"k8s.io/kubernetes/pkg/api/v1/pod":           {"testserver", "internal/kinds"},
 	"k8s.io/apiserver/pkg/registry/generic/rest": {"internal/proxy/nodes"}, // reads logs

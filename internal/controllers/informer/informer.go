@@ -118,6 +118,7 @@ func New(d discovery.DiscoveryInterface, m metadata.Interface, feed Feed, onChan
 // Run discovers and watches kinds until ctx is done. It returns when all watches have stopped.
 func (s *Informer) Run(ctx context.Context) {
 	defer s.running.Wait()
+	defer s.stopAll()
 	defer context.AfterFunc(ctx, s.groups.ShutDown)()
 	pause := time.Duration(0)
 	for s.groups.Add(allGroups); ; {
@@ -137,6 +138,15 @@ func (s *Informer) Run(ctx context.Context) {
 		s.discoverAll(ctx, groups)
 		pause = min(max(minDiscoveryPause, discoveryPauseFactor*time.Since(began)), maxDiscoveryPause)
 		s.groups.AddAfter(allGroups, fullDiscoveryInterval)
+	}
+}
+
+// stopAll stops all watchers without a report.
+func (s *Informer) stopAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.active {
+		w.stop()
 	}
 }
 

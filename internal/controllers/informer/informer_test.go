@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -48,4 +50,36 @@ func TestDiscoveryOfStaleGroups(t *testing.T) {
 			t.Errorf("discovery was read %d times in 100 seconds, want 4", n)
 		}
 	})
+}
+
+// TestFeedEndsWithRun checks that an Informer has ended its subscriptions to a Feed when Run returns.
+func TestFeedEndsWithRun(t *testing.T) {
+	config := &rest.Config{Host: "https://x", Transport: transport(func(r *http.Request) *http.Response {
+		body := `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","metadata":{},"items":[`
+		if r.URL.Path == "/apis" {
+			body += `{"metadata":{"name":"example.com"},"versions":[{"version":"v1","resources":[{"resource":"things",` +
+				`"responseKind":{"group":"example.com","version":"v1","kind":"Thing"},"scope":"Namespaced",` +
+				`"verbs":["list","watch","delete"]}]}]}`
+		}
+		return &http.Response{
+			StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(body + `]}`)), Request: r,
+			Header: http.Header{
+				"Content-Type": {"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"},
+			},
+		}
+	})}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var subscriptions atomic.Int64
+	feed := func(schema.GroupVersionResource, func([]*metav1.PartialObjectMetadata, int64),
+		func(*metav1.PartialObjectMetadata, bool)) (func(), bool) {
+		subscriptions.Add(1)
+		cancel()
+		return func() { subscriptions.Add(-1) }, true
+	}
+	d, m := discovery.NewDiscoveryClientForConfigOrDie(config), metadata.NewForConfigOrDie(config)
+	informer.New(d, m, feed, func(informer.Change) {}).Run(ctx)
+	if n := subscriptions.Load(); n != 0 || ctx.Err() == nil {
+		t.Errorf("%d subscriptions remain", n)
+	}
 }

@@ -9,23 +9,29 @@ import (
 
 	"github.com/google/uuid"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// runWhileLeader calls run each time this process acquires the Lease of kube-controller-manager, until ctx is done. The
-// context of run is cancelled when the Lease is lost. The Lease is released after run has returned, so that no two
-// processes run the controllers at the same time.
-func (u *Manager) runWhileLeader(ctx context.Context, run func(context.Context)) error {
+// RunElected calls lead each time this process acquires the Lease of kube-controller-manager, and follow in the time
+// between, until ctx is done. The calls do not overlap. The context of lead is cancelled when the Lease is lost. The
+// Lease is released after lead has returned, so that no two processes lead at the same time.
+func RunElected(ctx context.Context, config *rest.Config, follow, lead func(context.Context)) error {
 	host, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("get the host name for leader election: %w", err)
+	}
+	client, err := coordinationv1.NewForConfig(asManager(config))
+	if err != nil {
+		return fmt.Errorf("create client for leader election: %w", err)
 	}
 	terms := make(chan context.Context)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "kube-controller-manager"},
-			Client:     u.client.CoordinationV1(),
+			Client:     client,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: host + "_" + uuid.NewString()},
 		},
 		// as kube-controller-manager
@@ -53,16 +59,24 @@ func (u *Manager) runWhileLeader(ctx context.Context, run func(context.Context))
 			elector.Run(electionCtx)
 		}
 	})
-	for {
+	for ctx.Err() == nil {
+		var following sync.WaitGroup
+		followCtx, stopFollowing := context.WithCancel(ctx)
+		following.Go(func() { follow(followCtx) })
+		var term context.Context
 		select {
-		case term := <-terms:
+		case term = <-terms:
+		case <-ctx.Done():
+		}
+		stopFollowing()
+		following.Wait()
+		if term != nil {
 			term, cancel := context.WithCancel(term)
 			stop := context.AfterFunc(ctx, cancel)
-			run(term)
+			lead(term)
 			stop()
 			cancel()
-		case <-ctx.Done():
-			return nil
 		}
 	}
+	return nil
 }

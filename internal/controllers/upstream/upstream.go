@@ -34,9 +34,7 @@ type Config struct {
 	// QuotaObjects returns the objects of a resource in a namespace. The result contains every object that was charged
 	// to a ResourceQuota before the call.
 	QuotaObjects func(schema.GroupVersionResource, string) ([]runtime.Object, error)
-	// LeaderElection is set if several processes serve the same objects. Only one of them then runs the controllers.
-	LeaderElection bool
-	Logger         *slog.Logger
+	Logger       *slog.Logger
 }
 
 // Manager runs controllers of kube-controller-manager. A controller starts when the first object of one of its kinds
@@ -122,17 +120,20 @@ func (u *Manager) Run(ctx context.Context, config *rest.Config) (err error) {
 	if len(Enabled(u.Controllers)) == 0 {
 		return nil
 	}
-	u.config = rest.CopyConfig(config)
-	u.config.UserAgent = "kube-controller-manager" // the field manager
-	u.config.WarningHandler = rest.NoWarnings{}
+	u.config = asManager(config)
 	if u.client, err = kubernetes.NewForConfig(u.config); err != nil {
 		return fmt.Errorf("create client for controllers: %w", err)
 	}
-	if u.LeaderElection {
-		return u.runWhileLeader(ctx, u.run)
-	}
 	u.run(ctx)
 	return nil
+}
+
+// asManager returns the configuration of a client with the field manager of kube-controller-manager.
+func asManager(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.UserAgent = "kube-controller-manager"
+	config.WarningHandler = rest.NoWarnings{}
+	return config
 }
 
 // run starts each controller when it is due. It returns when ctx is done and all controllers have stopped.
