@@ -2,6 +2,8 @@ package engine
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -151,4 +153,51 @@ func TestConflictWithUnseenWrite(t *testing.T) {
 	} else {
 		f.expectStatus(err, 409, metav1.StatusReasonAlreadyExists, "already exists")
 	}
+}
+
+// TestWritesUseNewestState checks writes that do not reach a commit on the state that this server has received, while
+// another server has already stored a newer one. The server does not reject them, and does not skip them as changing
+// nothing.
+func TestWritesUseNewestState(t *testing.T) {
+	for name, do := range map[string]func(f *fixture, revision int64) error{
+		"update": func(f *fixture, revision int64) error {
+			_, err := f.update(f.configMap("a"),
+				fmt.Sprintf(`{"metadata":{"name":"a","resourceVersion":"%d"},"data":{"a":"b"}}`, revision))
+			return err
+		},
+		"patch without a change": func(f *fixture, _ int64) error {
+			_, err := f.patch(f.configMap("a"), mergePatch, `{"data":{"a":"b"}}`)
+			return err
+		},
+		"delete": func(f *fixture, revision int64) error {
+			version := fmt.Sprint(revision)
+			_, _, err := f.Delete(f.ctx, f.configMap("a"),
+				metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &version}}, f.caller)
+			return err
+		},
+	} {
+		f, _, elsewhere := newLaggingFixture(t)
+		f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"},"data":{"a":"b"}}`)
+		changed := configMapTree("a")
+		changed["data"] = object.Tree{"a": "their own"}
+		if err := do(f, elsewhere("/registry/configmaps/default/a", changed)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		head, err := f.Store.Fresh(f.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rec := head.Get("/registry/configmaps/default/a"); rec != nil &&
+			!strings.Contains(string(rec.Value), `"a":"b"`) {
+			t.Errorf("%s: stored %s", name, rec.Value)
+		}
+	}
+	f, log, elsewhere := newLaggingFixture(t)
+	elsewhere("/registry/namespaces/other", object.Tree{"apiVersion": "v1", "kind": "Namespace",
+		"metadata": object.Tree{"name": "other", "uid": "other"}, "spec": object.Tree{"finalizers": []any{"kubernetes"}}})
+	f.mustCreate(f.target("", "v1", "configmaps", "other"), `{"metadata":{"name":"a"}}`)
+	f.mustCreate(f.configMap(""), `{"metadata":{"name":"a"},"data":{"a":"b"}}`)
+	log.SetDisconnected(true)
+	_, err := f.update(f.configMap("a"), `{"metadata":{"name":"a","resourceVersion":"1"}}`)
+	f.expectStatus(err, 503, metav1.StatusReasonServiceUnavailable, "the server's storage is unavailable")
 }

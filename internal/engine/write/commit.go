@@ -85,6 +85,7 @@ func (w *write) commit() (err error) {
 	case w.Caller.DryRun:
 		return w.respondDryRun()
 	}
+	w.compared = true
 	events, err := w.writer.commit(w.Ctx, append([]storage.Write{w.storageWrite()}, w.related...), w.guards...)
 	if err != nil {
 		return w.conflictError(err)

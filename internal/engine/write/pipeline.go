@@ -3,7 +3,9 @@ package write
 import (
 	"context"
 	"errors"
+	"net/http"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
@@ -95,18 +97,44 @@ func (w *write) setVersion(v *resource.Version) {
 func (w *write) run() error {
 	defer w.end()
 	defer w.leaveQueue()
-	for {
-		err := w.attempt("")
-		if err == nil {
-			break
+	for verified := false; ; {
+		err, retry := w.attempt(""), false
+		if err != nil {
+			retry, err = w.shouldRetry(err)
 		}
-		if retry, err := w.shouldRetry(err); !retry {
+		if !retry && !verified {
+			verified = true
+			retry, err = w.outdated(err)
+		}
+		if !retry {
 			w.sendWarnings()
 			return verb.Status(err)
 		}
 	}
-	w.sendWarnings()
-	return nil
+}
+
+// outdated reports whether to make another attempt after the last one, because it has ended before the commit, and
+// another process had changed the object or its namespace before the request. err is the error of the last attempt. If
+// outdated returns false, it also returns the error for the caller.
+func (w *write) outdated(err error) (bool, error) {
+	status := apierrors.APIStatus(nil)
+	switch {
+	case w.compared, w.kind&(opStore|opDelete|opAction) == 0, w.kind == opAction && err == nil,
+		errors.As(verb.Status(err), &status) && status.Status().Code >= http.StatusInternalServerError:
+		return false, err
+	}
+	head, failed := w.writer.Store.Fresh(w.Ctx)
+	switch {
+	case failed == nil:
+	case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return false, failed
+	default:
+		return false, err
+	}
+	changed := func(key string) bool { return head.Get(key) != w.head.Get(key) }
+	namespaces := w.writer.namespaces()
+	return !w.CreateOnly && changed(w.key()) ||
+		namespaces != nil && w.Target.Namespace != "" && changed(namespaces.Key("", w.Target.Namespace)), err
 }
 
 // end calls the functions that plugins have registered for the end of the write.

@@ -80,6 +80,8 @@ type state struct {
 	guards   []storage.Guard
 	deleted  bool // the write deletes the object
 	noop     bool // the deletion request changes nothing
+	// compared means that the attempt reads the newest state of the store, or that a commit has compared it.
+	compared bool
 	// deleteAfterMark means that the object is deleted right after it has been stored as marked.
 	deleteAfterMark bool
 	// replacements is how often admission has replaced Desired.
@@ -154,7 +156,7 @@ func (w *write) findRecord() (err error) {
 		return nil
 	}
 	if w.head, err = w.writer.Newest(w.Ctx); err == nil {
-		w.Record = w.head.Get(w.key())
+		w.Record, w.compared = w.head.Get(w.key()), true
 	}
 	return err
 }
