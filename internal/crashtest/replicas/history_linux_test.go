@@ -162,7 +162,8 @@ func checkStates(events []event, before, after map[string]string) (violations []
 		switch {
 		case e.revision == last:
 			violations = append(violations, fmt.Sprintf("two events have the revision of %+v", e))
-		case exists == (e.verb == "ADDED"), e.verb == "DELETED" && old != e.value, e.verb == "MODIFIED" && old == e.value:
+		case exists == (e.verb == "ADDED"), e.verb == "DELETED" && old != e.value,
+			e.verb == "MODIFIED" && old == e.value:
 			violations = append(violations, fmt.Sprintf("%+v follows the value %q", e, old))
 		}
 		if last = e.revision; e.verb == "DELETED" {
@@ -213,7 +214,9 @@ func unexplained(all []porcupine.Operation, info porcupine.LinearizationInfo) (t
 	for _, o := range longest {
 		included[o.Input.(operation)] = true
 	}
-	rest := slices.DeleteFunc(slices.Clone(all), func(o porcupine.Operation) bool { return included[o.Input.(operation)] })
+	rest := slices.DeleteFunc(slices.Clone(all), func(o porcupine.Operation) bool {
+		return included[o.Input.(operation)]
+	})
 	slices.SortFunc(rest, func(a, b porcupine.Operation) int { return int(a.Return - b.Return) })
 	for _, o := range longest[max(0, len(longest)-5):] {
 		text += fmt.Sprintf("\n  possible: %+v", o.Input)

@@ -85,8 +85,9 @@ func (r *register) check() (violations []string, checked int) {
 		}
 		if !possible {
 			violations = append(violations, fmt.Sprintf("%s: replica %d answered at %v to %v as if the rule %s %q, "+
-				"but it was one of %q. Writes: %s", r.name, read.replica, time.Duration(read.call), time.Duration(read.end),
-				map[bool]string{false: "was", true: "was not"}[read.other], read.value, values, r.around(read)))
+				"but it was one of %q. Writes: %s", r.name, read.replica, time.Duration(read.call),
+				time.Duration(read.end), map[bool]string{false: "was", true: "was not"}[read.other], read.value, values,
+				r.around(read)))
 		}
 	}
 	return violations, len(r.reads)

@@ -192,7 +192,8 @@ func (r *running) end() error {
 		return err
 	}
 	for _, w := range r.watchers {
-		if err := eventually("watches deliver the last write", func() error { return w.has(marker.revision()) }); err != nil {
+		err := eventually("watches deliver the last write", func() error { return w.has(marker.revision()) })
+		if err != nil {
 			return err
 		}
 	}
