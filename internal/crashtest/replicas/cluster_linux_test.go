@@ -39,6 +39,7 @@ type cluster struct {
 	replicas []*replica
 	keys     *pki.Bundle
 	keysDir  string
+	tally    *tally
 	etcd     *clientv3.Client // of the operator who moves leaders, compacts and defragments
 	// compacted is the highest revision that the operator has compacted. Only the faults use it, one after the other,
 	// and the checks after them.
@@ -91,7 +92,7 @@ func newCluster(t *testing.T) *cluster {
 	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	c := &cluster{t: t, net: newNetwork(t)}
+	c := &cluster{t: t, net: newNetwork(t), tally: newTally()}
 	c.clients = c.net.newHost(t)
 	c.startMembers(etcd)
 	c.startReplicas(trellis)

@@ -184,6 +184,7 @@ func (c *cluster) fullDisk(r *rand.Rand, d time.Duration) error {
 		return err
 	}
 	if !m.running() {
+		c.tally.count("members ended by a full disk", 1)
 		return m.start()
 	}
 	return nil

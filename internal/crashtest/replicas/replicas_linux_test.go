@@ -24,7 +24,6 @@ import (
 // model runs rounds of clients and faults on a cluster.
 type model struct {
 	*cluster
-	tally     *tally
 	seed      uint64
 	random    *rand.Rand
 	caKey     []byte
@@ -39,7 +38,7 @@ type model struct {
 func newModel(t *testing.T, seed uint64) *model {
 	t.Helper()
 	m := &model{
-		cluster: newCluster(t), tally: newTally(), seed: seed, random: rand.New(rand.NewPCG(seed, 38)),
+		cluster: newCluster(t), seed: seed, random: rand.New(rand.NewPCG(seed, 38)),
 		state: map[string]string{},
 	}
 	var err error
@@ -84,11 +83,10 @@ func (m *model) round(d func() time.Duration, faults ...fault) {
 	ctx, stop := context.WithCancel(m.t.Context())
 	defer stop()
 	r.start(ctx)
-	m.tally.beginRound()
-	wait(ctx, time.Second)
 	names := []string{}
 	for _, f := range faults {
-		names = append(names, f.name)
+		wait(ctx, time.Second)
+		m.tally.beginFault()
 		err := f.inject(m.cluster, m.random, d())
 		if err == nil {
 			err = m.waitAll()
@@ -96,17 +94,18 @@ func (m *model) round(d func() time.Duration, faults ...fault) {
 		if err != nil {
 			m.tally.violation("round %d: %s: %v", m.rounds, f.name, err)
 		}
+		wait(ctx, time.Second)
+		longest := m.tally.endFault(f.name)
+		names = append(names, fmt.Sprintf("%s (%v without a write)", f.name, longest.Round(time.Millisecond)))
 	}
-	wait(ctx, 2*time.Second)
 	stop()
 	r.clients.Wait()
-	longest := m.tally.endRound(names)
 	if err := r.end(); err != nil {
 		m.tally.violation("round %d: %s: %v", m.rounds, strings.Join(names, ", "), err)
 	}
 	r.check(names)
-	m.log("round %d: %s: %d operations in %v, longest time without a write %v", m.rounds, strings.Join(names, ", "),
-		len(r.history.operations), time.Duration(r.history.now()).Round(time.Second), longest.Round(time.Millisecond))
+	m.log("round %d: %s: %d operations in %v", m.rounds, strings.Join(names, ", "), len(r.history.operations),
+		time.Duration(r.history.now()).Round(time.Second))
 }
 
 // running is one round.

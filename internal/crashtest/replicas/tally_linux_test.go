@@ -21,10 +21,10 @@ type tally struct {
 	checks     int
 }
 
-// faultTally is the summary of the rounds with one kind of fault.
+// faultTally is the summary of one kind of fault.
 type faultTally struct {
-	rounds  int
-	longest time.Duration // without a success of a client that retries
+	injected int
+	longest  time.Duration // without a success of the client that retries
 }
 
 func newTally() *tally {
@@ -62,34 +62,32 @@ func (t *tally) violation(format string, args ...any) {
 }
 
 // success records a write that has succeeded.
-func (t *tally) success(took time.Duration) {
+func (t *tally) success() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.counts["writes with retries"]++
-	t.longest = max(t.longest, took, time.Since(t.last))
+	t.longest = max(t.longest, time.Since(t.last))
 	t.last = time.Now()
 }
 
-// beginRound starts the measurement of the availability.
-func (t *tally) beginRound() {
+// beginFault starts the measurement of the availability.
+func (t *tally) beginFault() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.last, t.longest = time.Now(), 0
 }
 
-// endRound adds the measurement to the kinds of faults of the round.
-func (t *tally) endRound(faults []string) time.Duration {
+// endFault adds the measurement to a kind of fault, and returns the longest time without a write.
+func (t *tally) endFault(name string) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, name := range faults {
-		if t.faults[name] == nil {
-			t.faults[name] = &faultTally{}
-		}
-		f := t.faults[name]
-		f.rounds++
-		f.longest = max(f.longest, t.longest)
+	if t.faults[name] == nil {
+		t.faults[name] = &faultTally{}
 	}
-	return t.longest
+	f, longest := t.faults[name], max(t.longest, time.Since(t.last))
+	f.injected++
+	f.longest = max(f.longest, longest)
+	return longest
 }
 
 // String returns the report.
@@ -100,7 +98,7 @@ func (t *tally) String() string {
 	fmt.Fprintf(&b, "%-36s %8s %s\n", "fault", "injected", "longest time without a write of a client that retries")
 	for _, name := range slices.Sorted(maps.Keys(t.faults)) {
 		f := t.faults[name]
-		fmt.Fprintf(&b, "%-36s %8d %v\n", name, f.rounds, f.longest.Round(time.Millisecond))
+		fmt.Fprintf(&b, "%-36s %8d %v\n", name, f.injected, f.longest.Round(time.Millisecond))
 	}
 	fmt.Fprintf(&b, "\noperations by outcome\n")
 	for _, verb := range slices.Sorted(maps.Keys(t.outcomes)) {
@@ -129,7 +127,7 @@ func (t *tally) progress() string {
 		}
 	}
 	for _, f := range t.faults {
-		faults += f.rounds
+		faults += f.injected
 	}
 	return fmt.Sprintf("%d rounds, %d faults, %d operations, %d events, %d violations",
 		t.counts["rounds"], faults, operations, t.counts["events"], len(t.violations))

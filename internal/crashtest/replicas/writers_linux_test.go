@@ -182,7 +182,7 @@ func (p *patient) retry(verb, method, path string, body []byte, done int) {
 		cancel()
 		switch {
 		case answer.applied(), answer.code == done && inDoubt:
-			p.tally.success(time.Since(began))
+			p.tally.success()
 			return
 		case !answer.transient(), time.Since(began) > startTimeout:
 			p.tally.violation("a client that retries gives up %s %s after %d attempts in %v: %v", verb, path,
