@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -109,10 +108,7 @@ func (c *cluster) startMembers(program string) {
 	}
 	for i, h := range hosts {
 		dir := c.t.TempDir()
-		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprint("size=", diskSize)); err != nil {
-			c.t.Fatal(err)
-		}
-		c.t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+		c.must(h.run("mount", "-t", "tmpfs", "-o", fmt.Sprint("size=", diskSize), "tmpfs", dir))
 		peer := strings.TrimPrefix(peers[i], fmt.Sprintf("m%d=", i))
 		m := &member{url: urls[i], dir: dir, process: newProcess(c.t, fmt.Sprint("etcd-", i), h, program,
 			fmt.Sprint("--name=m", i), "--data-dir="+filepath.Join(dir, "data"),

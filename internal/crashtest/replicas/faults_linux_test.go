@@ -67,6 +67,9 @@ func faults() []fault {
 		{"drop packets from a replica to etcd", func(c *cluster, r *rand.Rand, d time.Duration) error {
 			return c.drop(d, c.blockAll(c.memberHosts(-1), c.replicas[r.IntN(size)].host, false))
 		}},
+		{"resume a partitioned replica", func(c *cluster, r *rand.Rand, d time.Duration) error {
+			return c.resumePartitioned(c.replicas[r.IntN(size)], d)
+		}},
 		{"slow disk of a member", (*cluster).slowDisk},
 		{"full disk of a member", (*cluster).fullDisk},
 		{"restart replicas in turn", (*cluster).restartInTurn},
@@ -136,6 +139,16 @@ func (c *cluster) pause(p *process, d time.Duration) error {
 	return p.signal(syscall.SIGCONT)
 }
 
+// resumePartitioned pauses a replica. Meanwhile it loses the connection to etcd, so that it cannot receive the changes
+// of the pause after its end.
+func (c *cluster) resumePartitioned(r *replica, d time.Duration) error {
+	err := c.net.partition(r.host, c.memberHosts(-1)...)
+	if err == nil {
+		err = c.pause(r.process, d)
+	}
+	return c.drop(time.Second, err)
+}
+
 // slowDisk delays each fdatasync of a member.
 func (c *cluster) slowDisk(r *rand.Rand, d time.Duration) error {
 	m := c.members[c.anyMember(r)]
@@ -160,7 +173,7 @@ func (c *cluster) slowDisk(r *rand.Rand, d time.Duration) error {
 // started again after there is space.
 func (c *cluster) fullDisk(r *rand.Rand, d time.Duration) error {
 	m := c.members[c.anyMember(r)]
-	filler := filepath.Join(m.dir, "filler")
+	filler := filepath.Join(m.host.path(m.dir), "filler")
 	file, err := os.Create(filler)
 	if err != nil {
 		return err

@@ -55,7 +55,7 @@ func TestReplicas(t *testing.T) {
 		}{
 			{"kill a replica", 3 * time.Second},
 			{"kill a member", 3 * time.Second},
-			{"pause a replica", 7 * time.Second}, // longer than a registration is valid
+			{"resume a partitioned replica", 7 * time.Second}, // longer than a registration is valid
 			{"partition a replica from etcd", 7 * time.Second},
 			{"restart replicas in turn", 0},
 			{"compact", 0},

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespace is a network namespace. One thread stays in it until the end of the test and starts its processes. The
-// namespace ends with this thread and these processes.
+// namespace is a network namespace and a mount namespace. One thread stays in them until the end of the test and starts
+// their processes. The namespaces end with this thread and these processes, even if the test is killed.
 type namespace struct {
 	work chan func()
 	tid  int // of the thread
@@ -27,7 +27,10 @@ func newNamespace(t *testing.T) *namespace {
 	n, created := &namespace{work: make(chan func())}, make(chan error)
 	go func() {
 		runtime.LockOSThread() // the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
+		err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		}
 		if err == nil {
 			n.tid = unix.Gettid()
 			n.fd, err = unix.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", n.tid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -53,6 +56,11 @@ func (n *namespace) start(c *exec.Cmd) error {
 	done := make(chan error)
 	n.work <- func() { done <- c.Start() }
 	return <-done
+}
+
+// path returns the path from outside of a file that has the given path in the namespace.
+func (n *namespace) path(inside string) string {
+	return fmt.Sprintf("/proc/self/task/%d/root%s", n.tid, inside)
 }
 
 // run runs a command in the namespace.
