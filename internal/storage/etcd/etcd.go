@@ -99,6 +99,7 @@ type Store struct {
 	revisions readBatcher
 	leases    leases
 	inFlight  inFlight
+	watches   atomic.Int64           // how many watches of etcd have ended
 	member    atomic.Pointer[member] // nil before Join
 
 	lifetime  context.Context // cancelled when Close begins

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -89,6 +91,7 @@ var errEnded = errors.New("etcd has ended the watch")
 func (s *Store) watch(after *int64) error {
 	ctx, cancel := context.WithCancel(s.watchContext(s.lifetime))
 	defer cancel()
+	defer s.watches.Add(1) // before cancel
 	connections := s.position.connections.Load()
 	responses := s.client.Watch(ctx, s.options.Prefix, clientv3.WithPrefix(), clientv3.WithRev(*after+1),
 		clientv3.WithProgressNotify(), clientv3.WithFragment())
@@ -201,9 +204,12 @@ func modified(r *storage.Record) int64 {
 	return r.Modified
 }
 
-// watchContext returns a context that selects the gRPC stream of watch. RequestProgress requests progress per stream.
+// watchContext returns a context that selects the gRPC stream of the current watch, or of the next one if there is none.
+// etcd reports progress per stream, and the client passes a report to all watches of the stream. If two watches shared
+// a stream, a new one could get a report for its predecessor before the events that it has to deliver first.
 func (s *Store) watchContext(ctx context.Context) context.Context {
-	return clientv3.WithRequireLeader(ctx)
+	return metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx),
+		"trellis-watch", strconv.FormatInt(s.watches.Load(), 10))
 }
 
 // event converts an event of etcd. Its Previous is set only if the watch has requested it.
