@@ -18,7 +18,6 @@ type tally struct {
 	last       time.Time // of the last success of the client that retries
 	longest    time.Duration
 	faults     map[string]*faultTally
-	checks     int
 }
 
 // faultTally is the summary of one kind of fault.

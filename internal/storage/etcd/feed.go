@@ -204,9 +204,9 @@ func modified(r *storage.Record) int64 {
 	return r.Modified
 }
 
-// watchContext returns a context that selects the gRPC stream of the current watch, or of the next one if there is none.
-// etcd reports progress per stream, and the client passes a report to all watches of the stream. If two watches shared
-// a stream, a new one could get a report for its predecessor before the events that it has to deliver first.
+// watchContext returns a context that selects the gRPC stream of the current watch, or else that of the next one.
+// etcd reports progress per stream, and the client passes a report to all watches of the stream. A watch that shared a
+// stream with the previous one could get a report for that one before it has delivered older events.
 func (s *Store) watchContext(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx),
 		"trellis-watch", strconv.FormatInt(s.watches.Load(), 10))
