@@ -87,8 +87,22 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	return events, nil
 }
 
-func (s *Store) send(ctx context.Context, t *transaction) (*clientv3.TxnResponse, error) {
-	return s.client.Txn(ctx).If(t.compares...).Then(t.changes...).Else(t.reads...).Commit()
+// send sends a transaction. If a member rejects it because the member has no leader, send tries the next one, for half
+// of the timeout.
+func (s *Store) send(ctx context.Context, t *transaction) (resp *clientv3.TxnResponse, err error) {
+	retry, cancel := context.WithTimeout(ctx, s.options.Timeout/2)
+	defer cancel()
+	for {
+		resp, err = s.client.Txn(ctx).If(t.compares...).Then(t.changes...).Else(t.reads...).Commit()
+		if !errors.Is(err, rpctypes.ErrNoLeader) {
+			return resp, err
+		}
+		select {
+		case <-retry.Done():
+			return nil, err
+		case <-time.After(reconnectDelay):
+		}
+	}
 }
 
 // transaction builds the transaction. It compares the registration of this server first, then the guards, and then the

@@ -43,7 +43,8 @@ func rejection(err error) error {
 		return fmt.Errorf("%w: %w", storage.ErrTooLarge, err)
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return fmt.Errorf("%w: %w", storage.ErrNoSpace, err)
-	case code == codes.Unavailable && strings.Contains(err.Error(), "Error while dialing"): // not sent
+	case errors.Is(err, rpctypes.ErrNoLeader), // checked before the transaction
+		code == codes.Unavailable && strings.Contains(err.Error(), "Error while dialing"): // not sent
 		return unavailable(err)
 	}
 	switch code {

@@ -145,9 +145,10 @@ func (s *Store) newClient(
 ) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{
 		Endpoints: endpoints, TLS: s.secure, Logger: zap.NewNop(),
-		DialTimeout: s.options.Timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 10 * time.Second,
+		DialTimeout: s.options.Timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
 		MaxCallSendMsgSize: math.MaxInt32, // etcd itself reports requests that are too large
-		DialOptions:        []grpc.DialOption{grpc.WithConnectParams(connectParams), grpc.WithContextDialer(dial)},
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(connectParams), grpc.WithContextDialer(dial),
+			grpc.WithChainUnaryInterceptor(requireLeader), grpc.WithChainStreamInterceptor(requireLeaderOfStream)},
 	})
 }
 

@@ -208,8 +208,7 @@ func modified(r *storage.Record) int64 {
 // etcd reports progress per stream, and the client passes a report to all watches of the stream. A watch that shared a
 // stream with the previous one could get a report for that one before it has delivered older events.
 func (s *Store) watchContext(ctx context.Context) context.Context {
-	return metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx),
-		"trellis-watch", strconv.FormatInt(s.watches.Load(), 10))
+	return metadata.AppendToOutgoingContext(ctx, "trellis-watch", strconv.FormatInt(s.watches.Load(), 10))
 }
 
 // event converts an event of etcd. Its Previous is set only if the watch has requested it.

@@ -222,6 +222,10 @@ func TestMembers(t *testing.T) {
 		t.Errorf("Fresh without a majority: %v", err)
 	}
 	wantReadable(t, s, "a")
+	wait(t, "a member without a leader does not reject commits", func() bool {
+		_, err := s.Commit(t.Context(), []storage.Write{{Key: "a", Value: []byte("0"), Expected: 1}}) // never succeeds
+		return errors.Is(err, storage.ErrUnavailable) && !errors.Is(err, storage.ErrInDoubt)
+	})
 	members[leader].Start()
 	members[other].Start()
 	commit()
