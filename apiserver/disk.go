@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -18,7 +19,8 @@ func (s *Server) checkAlive() error {
 	return nil
 }
 
-// checkWritable returns an error while the storage rejects some or all writes.
+// checkWritable returns an error while the storage rejects some or all writes. A full etcd is not an error, as in
+// kube-apiserver: all servers would leave the load balancer, but they can still serve reads and deletions.
 func (s *Server) checkWritable() error {
 	if err := s.checkAlive(); err != nil {
 		return err
@@ -26,21 +28,16 @@ func (s *Server) checkWritable() error {
 	if s.etcd == nil {
 		return s.disk.Err()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), etcdTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second) // as in kube-apiserver
 	defer cancel()
-	if _, err := s.store.Fresh(ctx); err != nil {
-		return errEtcdTimeout
+	_, err := s.store.Fresh(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return errors.New("etcd does not respond")
 	}
-	return s.etcd.Valid()
+	return cmp.Or(err, s.etcd.Valid())
 }
 
-// etcdTimeout is the timeout of the health check of etcd, the same as kube-apiserver's.
-const etcdTimeout = 2 * time.Second
-
-var errEtcdTimeout = errors.New("etcd does not respond")
-
-// diskGauges returns the metrics of the disk of the data directory. It returns nil if the server has no data
-// directory.
+// diskGauges returns the metrics of the disk of the data directory, or nil if the server has none.
 func (s *Server) diskGauges() []metrics.Gauge {
 	if s.config.DataDir == "" || len(s.config.Etcd.Servers) > 0 {
 		return nil
