@@ -115,9 +115,12 @@ func (s *Server) openWebhooks(out *egress.Dialer) error {
 		Report:      s.reachability.Report,
 		Egress:      out,
 		Credentials: from,
+		Unavailable: func(crd string) bool {
+			d := s.definitionOf(crd)
+			return d != nil && d.Custom != nil && d.Custom.ConversionUnavailable
+		},
 		WebhookOf: func(crd string) string {
-			plural, group, _ := strings.Cut(crd, ".")
-			if d := s.definition(group, plural); d != nil {
+			if d := s.definitionOf(crd); d != nil {
 				return d.Conversion().Webhook
 			}
 			return ""
@@ -126,6 +129,12 @@ func (s *Server) openWebhooks(out *egress.Dialer) error {
 		Disconnected: func(webhook string) { s.engine.WebhookDisconnected(webhook) },
 	})
 	return nil
+}
+
+// definitionOf returns the Definition of a CRD, or nil.
+func (s *Server) definitionOf(crd string) *resource.Definition {
+	plural, group, _ := strings.Cut(crd, ".")
+	return s.definition(group, plural)
 }
 
 // openEngine opens the engine. It returns after the catalog contains all stored kinds.
@@ -182,8 +191,7 @@ func (s *Server) valid() func() error {
 	return s.etcd.Valid
 }
 
-// markUnavailable marks the conversion webhooks that an earlier server could not reach, according to the conditions of
-// their CRDs.
+// markUnavailable marks the conversion webhooks that are unreachable according to the conditions of their CRDs.
 func (s *Server) markUnavailable() {
 	for name, d := range s.customKinds() {
 		if d.ConversionUnavailable {

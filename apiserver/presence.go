@@ -16,10 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds/services"
 )
 
-const (
-	addressInterval = 10 * time.Second // as in kube-apiserver
-	presenceTimeout = 5 * time.Second
-)
+const addressInterval, presenceTimeout = 10 * time.Second, 5 * time.Second // the interval is kube-apiserver's
 
 // openPresence creates what announces this server to clients and to other servers.
 func (s *Server) openPresence() (err error) {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/trellis-k8s/trellis/internal/controllers/crd"
+	"github.com/trellis-k8s/trellis/internal/controllers/report"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/testserver"
 )
@@ -105,6 +106,27 @@ func TestReachableWebhookCondition(t *testing.T) {
 	})
 	stop()
 	running.Wait()
+}
+
+// TestReachableWebhookOfStoppedServer checks that a successful call replaces the condition of another server, which has
+// found the webhook unreachable and has then stopped.
+func TestReachableWebhookOfStoppedServer(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	v2 := widgets
+	v2.Version = "v2"
+	w.create(t, crds, "", newTestWebhook(t).definition("v1"))
+	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
+	w.get(t, v2, "default", "a")
+	o := w.get(t, crds, "", "widgets.example.com")
+	report.SetCondition(o, resource.WebhookReachable, "False", "CallFailed", "connection refused")
+	if _, err := w.at(crds, "").UpdateStatus(t.Context(), o, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.create(t, widgets, "default", object("Widget", "example.com/v1", "b")) // its conversion is not cached
+	w.get(t, v2, "default", "b")
+	w.await(t, crds, "", "widgets.example.com", "has the condition True", func(o *unstructured.Unstructured) bool {
+		return strings.HasPrefix(condition(o, resource.WebhookReachable), "True/")
+	})
 }
 
 // TestReplacedWebhookCondition checks that the condition is removed with the webhook, and that it is updated when the

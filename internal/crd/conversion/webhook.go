@@ -47,6 +47,9 @@ type WebhookConfig struct {
 	// from the CRD. An unreachable webhook is probed until it accepts a connection. Report must not block. nil means
 	// no notification.
 	Report func(crd string, err error)
+	// Unavailable reports whether a server has written that the webhook of a CRD is unreachable. Report is then called
+	// after each successful call, because that server may have stopped. nil means that no server has.
+	Unavailable func(crd string) bool
 	// WebhookOf returns the current JSON of spec.conversion.webhook of a CRD, or "" if the CRD has no webhook. It
 	// must not block. nil means that changes of CRDs are not detected.
 	WebhookOf func(crd string) string
@@ -87,13 +90,17 @@ func NewWebhooks(c WebhookConfig) *Webhooks {
 	if c.Report == nil {
 		c.Report = func(string, error) {}
 	}
+	if c.Unavailable == nil {
+		c.Unavailable = func(string) bool { return false }
+	}
 	if c.Disconnected == nil {
 		c.Disconnected = func(string) {}
 	}
 	done, cancel := context.WithCancel(context.Background())
 	return &Webhooks{
 		config: c, done: done, cancel: cancel, clients: map[string]*webhookClient{},
-		reach: reachability{report: c.Report, crds: map[string]webhookState{}, probing: map[*webhookClient]bool{}},
+		reach: reachability{report: c.Report, unavailable: c.Unavailable, crds: map[string]webhookState{},
+			probing: map[*webhookClient]bool{}},
 	}
 }
 

@@ -13,7 +13,8 @@ const probeEvery = time.Second
 
 // reachability tracks for each CRD whether its webhook is reachable, and reports changes.
 type reachability struct {
-	report func(crd string, err error)
+	report      func(crd string, err error)
+	unavailable func(crd string) bool
 
 	mu      sync.Mutex
 	crds    map[string]webhookState
@@ -37,7 +38,11 @@ func (r *reachability) recordCall(c *webhookClient, crd string, err error) {
 		r.setState(crd, webhookState{client: c, reported: true}, err)
 		r.probe(c)
 	case err == nil && !open:
-		r.setState(crd, webhookState{c, true, true}, nil)
+		if now := (webhookState{c, true, true}); r.crds[crd] != now {
+			r.setState(crd, now, nil)
+		} else if r.unavailable(crd) {
+			r.report(crd, nil)
+		}
 		if r.probing[c] { // other CRDs with this webhook have the state unreachable
 			r.markReachable(c)
 		}
