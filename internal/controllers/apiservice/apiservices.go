@@ -198,7 +198,8 @@ func specOf(gv schema.GroupVersion) apiregistrationv1.APIServiceSpec {
 	}
 }
 
-// writeAvailability writes the condition Available of an APIService if it has changed.
+// writeAvailability writes the condition Available of an APIService if it has changed. It writes the reason and message
+// of a report once, because another server may report the same status for another reason.
 func (a *Controller) writeAvailability(
 	ctx context.Context, c client.APIServiceInterface, apiService *apiregistrationv1.APIService,
 ) error {
@@ -216,8 +217,8 @@ func (a *Controller) writeAvailability(
 		}
 	}
 	was := helper.GetAPIServiceConditionByType(apiService, condition.Type)
-	if was != nil && was.Status == condition.Status && was.Reason == condition.Reason &&
-		was.Message == condition.Message {
+	if was != nil && was.Status == condition.Status && (!reported.written.IsZero() ||
+		was.Reason == condition.Reason && was.Message == condition.Message) {
 		return nil
 	}
 	if wait := rewriteInterval - a.clock.Since(reported.written); wait > 0 {

@@ -1,6 +1,7 @@
 package apiservice
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -18,7 +19,7 @@ import (
 
 // TestServersReportDifferentAvailability checks two servers with the same storage. Only one of them can reach the API
 // server of an APIService. Each writes a changed availability at once, and repeats an unchanged one at most every 30
-// seconds.
+// seconds. If only their messages differ, each writes its own once.
 func TestServersReportDifferentAvailability(t *testing.T) {
 	const name = "v1alpha1.wardle.example.com"
 	store := fake.NewSimpleClientset(&apiregistrationv1.APIService{
@@ -81,5 +82,15 @@ func TestServersReportDifferentAvailability(t *testing.T) {
 	report(one, false)
 	if n := writes(); n != 1 || is() {
 		t.Errorf("changed report: got %d writes, available %v, want 1, false", n, is())
+	}
+	for i, s := range []*Controller{one, two} {
+		s.Report(&catalog.APIService{Name: name, UID: "1"}, aggregation.Condition{Reason: "R", Message: fmt.Sprint(i)})
+	}
+	if n := writes(); n != 2 {
+		t.Errorf("different messages: got %d writes, want 2", n)
+	}
+	clock.SetTime(clock.Now().Add(time.Hour))
+	if n := writes(); n != 0 {
+		t.Errorf("an hour after different messages: got %d writes, want none", n)
 	}
 }
