@@ -58,7 +58,8 @@
 // Package etcd stores data in an etcd cluster. Other processes may write to the same keys. A commit is one
 // transaction, and its writes share a revision. A watch keeps the replica up to date. Fresh reads etcd's revision,
 // and concurrent callers share this read. A server that calls Join has a registration with a lease. Commits below
-// Options.Everywhere wait until all registered servers have applied them. Each new connection is verified: if etcd
+// Options.Everywhere wait until all registered servers have applied them. Without a valid registration, a server
+// commits nothing, and Valid returns an error, so it must not answer requests. Each new connection is verified: if etcd
 // has lost the history that the store has read, the store fails. It also fails if an event, a conflict or a response of
 // etcd contradicts this history. It skips events that etcd repeats.
 //
