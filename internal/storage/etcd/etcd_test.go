@@ -524,7 +524,6 @@ type proxy struct {
 	listener net.Listener
 	conns    []net.Conn
 	dropping bool
-	blocking sync.RWMutex // held while responses are blocked
 }
 
 func newProxy(t *testing.T, url string) *proxy {
@@ -577,8 +576,6 @@ type responseConn struct {
 }
 
 func (a responseConn) Write(b []byte) (int, error) {
-	a.p.blocking.RLock()
-	defer a.p.blocking.RUnlock()
 	a.p.mu.Lock()
 	muted := a.p.dropping
 	a.p.mu.Unlock()
@@ -587,18 +584,6 @@ func (a responseConn) Write(b []byte) (int, error) {
 	}
 	return a.Conn.Write(b)
 }
-
-// connections returns how many connections were accepted since open.
-func (p *proxy) connections() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.conns) / 2
-}
-
-// block delays all responses until unblock.
-func (p *proxy) block() { p.blocking.Lock() }
-
-func (p *proxy) unblock() { p.blocking.Unlock() }
 
 // dropResponses discards all responses from now on.
 func (p *proxy) dropResponses() {
