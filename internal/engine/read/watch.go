@@ -29,6 +29,7 @@ type WatchEvent struct {
 type Watch struct {
 	*query
 	ctx        context.Context // context of the request, for conversions of events
+	failed     func() error    // Failed of the store
 	cursor     *storage.Cursor
 	generation *schemaGeneration // schema generation of the CRD; nil for a built-in kind
 	ready      chan struct{}     // closed when Take can return initial events or an error
@@ -54,7 +55,7 @@ func (r *Reader) Watch(ctx context.Context, t verb.Target, o ListOptions) (*Watc
 	if err != nil {
 		return nil, verb.Unknown(err)
 	}
-	w := &Watch{ctx: ctx, bookmarks: o.AllowWatchBookmarks}
+	w := &Watch{ctx: ctx, failed: r.Store.Failed, bookmarks: o.AllowWatchBookmarks}
 	if crd, _ := t.Version.Definition.CRD(); crd != "" {
 		if t.Version, w.generation, err = r.schemaGenerationOf(ctx, t.Version); err != nil {
 			return nil, err
@@ -114,11 +115,18 @@ func (w *Watch) start(ctx context.Context, r *Reader, revision int64, o *ListOpt
 	w.progress, w.lastSent = revision, w.startRevision
 	w.cursor, err = r.Store.Watch(ctx, w.prefix, revision)
 	var compacted *storage.CompactedError
-	if errors.As(err, &compacted) {
+	switch {
+	case errors.As(err, &compacted):
 		return expired(compacted)
+	case errors.Is(err, storage.ErrFailed):
+		return errHistoryLost
 	}
 	return err
 }
+
+// errHistoryLost is the 410 for a watch after the store has failed. Without it, the client could continue the watch at
+// another server, which has another history.
+var errHistoryLost = apierrors.NewResourceExpired("the server's storage has failed: list again")
 
 // expired returns the 410 for a watch from a revision that is no longer in the history.
 func expired(c *storage.CompactedError) error {
@@ -160,8 +168,8 @@ func (w *Watch) Ended() <-chan struct{} {
 //
 // The error io.EOF means that the stream ends without an ERROR event, so that the client starts a new watch at the
 // last revision that it has received. The reasons are a change of the CRD, a client that is too slow
-// (storage.ErrLagging) and the end of the server. Any other error, such as a failed conversion, is sent to the client
-// as an ERROR event.
+// (storage.ErrLagging) and the end of the server. Any other error, such as a failed conversion or store, is sent to the
+// client as an ERROR event.
 func (w *Watch) Take(buf []WatchEvent) ([]WatchEvent, error) {
 	if w.err != nil {
 		return buf, w.err
@@ -190,6 +198,9 @@ func (w *Watch) Take(buf []WatchEvent) ([]WatchEvent, error) {
 	w.progress = max(progress, w.progress)
 	if err != nil && w.err == nil {
 		w.err = io.EOF
+		if w.failed() != nil {
+			w.err = errHistoryLost
+		}
 	}
 	if w.err == nil {
 		return buf, nil
