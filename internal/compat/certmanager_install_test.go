@@ -20,6 +20,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -48,6 +49,7 @@ type certManager struct {
 	admin    *rest.Config
 	core     kubernetes.Interface
 	dynamic  dynamic.Interface
+	repeats  bool                          // clients repeat requests, so an object to create may exist
 	port     int                           // of the webhook
 	programs map[string]*program           // by the Deployment's name
 	deployed map[string]*appsv1.Deployment // by name
@@ -62,16 +64,14 @@ type program struct {
 	hasCertificate chan struct{} // closed when the webhook has its certificate
 }
 
-// installCertManager creates all objects of the chart and then starts the programs.
-func installCertManager(t *testing.T, admin *rest.Config) *certManager {
+// installCertManager creates all objects of the chart and then starts the programs. repeats is true if clients with the
+// configuration admin repeat requests.
+func installCertManager(t *testing.T, admin *rest.Config, repeats bool) *certManager {
 	t.Helper()
-	manifest, found := storagetest.Program(t, "cert-manager.yaml")
-	if !found {
-		t.Skip("cert-manager is missing: run \"make cert-manager\" to build it (see peers/README.md)")
-	}
+	manifest := certManagerChart(t)
 	c := &certManager{
 		T: t, admin: admin, core: kubernetes.NewForConfigOrDie(admin), dynamic: dynamic.NewForConfigOrDie(admin),
-		port: freePort(t), programs: map[string]*program{}, deployed: map[string]*appsv1.Deployment{},
+		repeats: repeats, port: freePort(t), programs: map[string]*program{}, deployed: map[string]*appsv1.Deployment{},
 	}
 	text, err := os.ReadFile(manifest)
 	c.must(err)
@@ -80,7 +80,9 @@ func installCertManager(t *testing.T, admin *rest.Config) *certManager {
 	kinds := restmapper.NewDiscoveryRESTMapper(groups)
 	_, err = c.core.CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: certManagerNamespace}}, metav1.CreateOptions{})
-	c.must(err)
+	if !repeats || !apierrors.IsAlreadyExists(err) {
+		c.must(err)
+	}
 	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096); ; {
 		o := &unstructured.Unstructured{}
 		if err := documents.Decode(&o.Object); err == io.EOF {
@@ -93,6 +95,16 @@ func installCertManager(t *testing.T, admin *rest.Config) *certManager {
 		c.start(name)
 	}
 	return c
+}
+
+// certManagerChart returns the path of the objects of the chart. It skips the test if they are missing.
+func certManagerChart(t *testing.T) string {
+	t.Helper()
+	manifest, found := storagetest.Program(t, "cert-manager.yaml")
+	if !found {
+		t.Skip("cert-manager is missing: run \"make cert-manager\" to build it (see peers/README.md)")
+	}
+	return manifest
 }
 
 // install applies an object of the chart. It changes some fields, because the programs do not run in Pods.

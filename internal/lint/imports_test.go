@@ -65,7 +65,7 @@ var restricted = map[string][]string{
 	// controllers and webhook callers are clients
 	"k8s.io/client-go/rest": {"cmd/trellis", "testserver",
 		"apiserver", "extension", "internal/controllers", "internal/admission/webhook", "internal/egress/credentials",
-		"internal/konnectivity"},
+		"internal/konnectivity", "internal/fixture/replicas"},
 	"github.com/rogpeppe/go-internal":   {},
 	"github.com/anishathalye/porcupine": {"internal/storage/storagetest"},
 	"sigs.k8s.io/controller-runtime":    {},

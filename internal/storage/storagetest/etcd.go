@@ -98,7 +98,7 @@ func peersDir(t testing.TB) string {
 		t.Fatal(err)
 	}
 	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.sum")); err == nil || dir == filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "peers", "README.md")); err == nil || dir == filepath.Dir(dir) {
 			return filepath.Join(dir, "bin", "peers")
 		}
 		dir = filepath.Dir(dir)
