@@ -24,7 +24,7 @@ import (
 // object are garbage collected.
 func TestCertManagerOnReplicas(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes a minute; skipped with -short")
+		t.Skip("takes two minutes; skipped with -short")
 	}
 	certManagerChart(t)
 	build := func() string {
