@@ -129,11 +129,12 @@ func (m *pageMachines) path(machine, name string) string {
 	return filepath.Join(m.runners[machine].dir, name)
 }
 
-// run runs commands on a machine, and returns their output without spaces at its end. Later commands on this machine
-// have the same variables.
+// run runs commands on a machine, and returns the last line of their output. Later commands on this machine have the
+// same variables.
 func (m *pageMachines) run(machine, commands string) string {
 	m.Helper()
-	return strings.TrimSpace(m.runners[machine].run("set -a\n"+commands, false))
+	lines := strings.Split(strings.TrimSpace(m.runners[machine].run("set -a\n"+commands, false)), "\n")
+	return lines[len(lines)-1]
 }
 
 // copyFiles copies the files that the page tells the reader to copy from the first machine to the others.
@@ -180,8 +181,9 @@ func (m *pageMachines) wantToken(token string, valid bool) {
 type pageLoad struct {
 	t       *testing.T
 	client  kubernetes.Interface
-	cancel  context.CancelFunc
-	created chan int // number of created objects
+	cancel  context.CancelFunc // stops the creation
+	unwatch context.CancelFunc // stops the informer
+	created chan int           // number of created objects
 	watched cache.Store
 }
 
@@ -192,11 +194,13 @@ func startLoad(t *testing.T, kubeconfig string) *pageLoad {
 	}
 	config.QPS, config.Timeout = -1, 0
 	ctx, cancel := context.WithCancel(t.Context())
-	l := &pageLoad{t: t, client: kubernetes.NewForConfigOrDie(config), cancel: cancel, created: make(chan int, 1)}
+	watching, unwatch := context.WithCancel(t.Context())
+	l := &pageLoad{t: t, client: kubernetes.NewForConfigOrDie(config), cancel: cancel, unwatch: unwatch,
+		created: make(chan int, 1)}
 	factory := informers.NewSharedInformerFactoryWithOptions(l.client, 0, informers.WithNamespace("default"))
 	l.watched = factory.Core().V1().ConfigMaps().Informer().GetStore()
-	factory.Start(t.Context().Done())
-	factory.WaitForCacheSync(t.Context().Done())
+	factory.Start(watching.Done())
+	factory.WaitForCacheSync(watching.Done())
 	go func() {
 		n := 0
 		for ; ctx.Err() == nil; n++ {
@@ -234,6 +238,7 @@ func (l *pageLoad) create(name string) error {
 // stop stops the client, and checks that all its objects exist and that the informer has received them.
 func (l *pageLoad) stop() {
 	l.t.Helper()
+	defer l.unwatch()
 	l.cancel()
 	n := <-l.created
 	found, err := l.client.CoreV1().ConfigMaps("default").List(l.t.Context(), metav1.ListOptions{})
