@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -55,6 +56,9 @@ type fixture struct {
 
 func newFixture(t *testing.T, options ...testserver.Option) *fixture {
 	t.Helper()
+	options = append(options, testserver.With(func(c *apiserver.Config) { // else the server renews its Lease
+		c.RuntimeConfig = map[string]string{"coordination.k8s.io/v1/leases": "false"}
+	}))
 	f := &fixture{t: t, server: testserver.Start(t, options...)}
 	var err error
 	if f.tlsConfig, err = rest.TLSConfigFor(f.server.Config); err != nil {
