@@ -68,22 +68,15 @@ func (s *Server) diskGauges() []metrics.Gauge {
 
 // storageGauges returns the metrics of the store's size.
 func (s *Server) storageGauges() []metrics.Gauge {
-	replica, ok := s.store.(interface {
-		Usage() storage.Usage
-		Oldest() int64
-	})
-	if !ok {
-		return nil
-	}
 	gauges := []metrics.Gauge{
 		{Name: "trellis_storage_watchers", Help: "Open watches of the store, including those of the server itself.",
-			Read: func() float64 { return float64(replica.Usage().Cursors) }},
+			Read: func() float64 { return float64(s.replica.Usage().Cursors) }},
 		{Name: "trellis_storage_history_events", Help: "Number of changes of the history in memory.",
-			Read: func() float64 { return float64(replica.Usage().Events) }},
+			Read: func() float64 { return float64(s.replica.Usage().Events) }},
 		{Name: "trellis_storage_history_bytes", Help: "Size of the history in memory.",
-			Read: func() float64 { return float64(replica.Usage().Bytes) }},
+			Read: func() float64 { return float64(s.replica.Usage().Bytes) }},
 		{Name: "trellis_storage_oldest_revision", Help: "Oldest revision that can be read.",
-			Read: func() float64 { return float64(replica.Oldest()) }},
+			Read: func() float64 { return float64(s.replica.Oldest()) }},
 	}
 	if s.etcd != nil {
 		gauges = append(gauges, metrics.Gauge{Name: "trellis_storage_servers",

@@ -68,14 +68,7 @@ func TestEtcdRestoredDuringPause(t *testing.T) {
 		t.Fatal(err)
 	}
 	signal(t, server, syscall.SIGSTOP)
-	e.Kill()
-	if err := os.RemoveAll(e.Dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.CopyFS(e.Dir, os.DirFS(older)); err != nil {
-		t.Fatal(err)
-	}
-	e.Start()
+	e.Restore(older)
 	foreign := etcdClient(t, clientv3.Config{Endpoints: []string{e.URL}})
 	for i := range 40 {
 		if _, err := foreign.Put(t.Context(), fmt.Sprint("/registry/foreign/", i), "{}"); err != nil {

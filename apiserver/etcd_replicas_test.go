@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
 	"github.com/trellis-k8s/trellis/apiserver"
@@ -197,6 +198,37 @@ func TestEtcdEndpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitEndpoints(t, last)
+}
+
+// TestEtcdEndpointDuringShutdownDelay checks that a server removes its address at the beginning of
+// --shutdown-delay-duration, while it still serves.
+func TestEtcdEndpointDuringShutdownDelay(t *testing.T) {
+	e, clock := storagetest.StartEtcd(t), testclock.NewFakeClock(time.Now())
+	_, c := replica(t, e.URL, "10.0.2.1")
+	began := time.Now()
+	ending := start(t, apiserver.Config{Etcd: etcd.Cluster{Servers: []string{e.URL}}, ShutdownDelay: time.Hour,
+		AdvertiseAddress: net.ParseIP("10.0.2.2"), Controllers: []string{"-*"}, Clock: clock})
+	awaitEndpoints(t, c, "10.0.2.1", "10.0.2.2")
+	down := make(chan error, 1)
+	go func() { down <- ending.Shutdown() }()
+	awaitEndpoints(t, c, "10.0.2.1")
+	if took := time.Since(began); took > 14*time.Second {
+		t.Errorf("the address may have expired after %v", took)
+	}
+	if _, err := quickClient(ending.ClientConfig()).Discovery().ServerVersion(); err != nil {
+		t.Errorf("the server does not serve during the delay: %v", err)
+	}
+	for {
+		clock.Step(time.Hour)
+		select {
+		case err := <-down:
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // TestEtcdBesideKubeAPIServer checks that Trellis and kube-apiserver on the same etcd agree on the endpoints of the

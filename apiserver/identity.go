@@ -19,7 +19,8 @@ const identityKey = "/registry/trellis/identity"
 type identity map[string][]string
 
 // checkIdentity compares this server's identity with that of the servers which use the same etcd, and stores it there.
-// Each must trust what the others sign. A server without a data directory has keys of its own and is not compared.
+// All servers must trust each other's signatures. A server without a data directory has keys of its own and is not
+// compared.
 func (s *Server) checkIdentity(ctx context.Context) error {
 	if s.etcd == nil || s.config.DataDir == "" {
 		return nil
@@ -62,8 +63,8 @@ func (s *Server) identity() (own identity, err error) {
 	return own, err
 }
 
-// compareIdentity returns an error if the server does not trust what the servers with the stored identity sign, or
-// they do not trust what this server signs.
+// compareIdentity returns an error if this server does not trust the signatures of the servers with the stored
+// identity, or the other way round.
 func (s *Server) compareIdentity(own identity, stored []byte) error {
 	others := identity{}
 	if err := json.Unmarshal(stored, &others); err != nil {

@@ -78,6 +78,7 @@ func (s *Server) openStore(ctx context.Context) (storage.Store, error) {
 	if err != nil {
 		return nil, err // a nil *logstore.Store would be a non-nil interface
 	}
+	s.replica = store.Replica
 	return store, nil
 }
 
@@ -99,6 +100,6 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.etcd = store
+	s.replica, s.etcd = store.Replica, store
 	return store, nil
 }

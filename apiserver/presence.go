@@ -18,7 +18,7 @@ import (
 
 const addressInterval, presenceTimeout = 10 * time.Second, 5 * time.Second // the interval is kube-apiserver's
 
-// openPresence creates what announces this server to clients and to other servers.
+// openPresence creates the client and the endpoints that announce this server to clients and to other servers.
 func (s *Server) openPresence() (err error) {
 	config := s.Loopback()
 	config.UserAgent, config.Timeout = "kube-apiserver", presenceTimeout
@@ -43,7 +43,7 @@ func (s *Server) runPresence(ctx context.Context) {
 	ctx, stop := context.WithCancel(ctx)
 	ctx = upstream.WithLogger(ctx, s.config.Logger)
 	s.loops.Go(func() {
-		<-s.stopping
+		<-s.unready
 		stop()
 		if err := s.endpoints.Withdraw(); err != nil {
 			s.config.Logger.Error("cannot remove the endpoint of the server", "error", err)

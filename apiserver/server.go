@@ -54,6 +54,7 @@ type opened struct {
 	egressSelector *selector.Selector // dialers for each kind of destination; some use a tunnel
 	listener       net.Listener
 	store          storage.Store
+	replica        *storage.Replica   // the store's state in memory
 	etcd           *etcd.Store        // the store, if it is in etcd; otherwise nil
 	barriers       *metrics.Durations // waits of writes for other servers; nil if the store is not in etcd
 	disk           embedded.Health    // health of the disk of the embedded store

@@ -53,9 +53,9 @@ A running server uses the new certificates within an hour.`,
 		Use:   "export FILE",
 		Short: "Write the keys that several servers share to a file",
 		Long: `Write the CAs of the data directory, their keys and the key of service account tokens to
-the tar archive FILE. Servers that use the same etcd need the same CAs and keys. Whoever has
-the archive has all permissions, so keep it secret. If FILE is -, the command writes the
-archive to the standard output.`,
+the tar archive FILE. Servers that use the same etcd need the same CAs and keys. The archive
+gives all permissions, so keep it secret. If FILE is -, the command writes the archive to the
+standard output.`,
 		Example: `  # Copy the keys to another machine
   trellis certs export - | ssh other-machine trellis certs import -`,
 		Args: takes("the name of a file", 1, 1),

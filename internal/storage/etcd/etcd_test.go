@@ -328,14 +328,7 @@ func TestOvertaken(t *testing.T) {
 	}
 	defer w.Close()
 	p.close()
-	e.Kill()
-	if err := os.RemoveAll(e.Dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.CopyFS(e.Dir, os.DirFS(older)); err != nil {
-		t.Fatal(err)
-	}
-	e.Start()
+	e.Restore(older)
 	c := newClient(t, e.URL)
 	for i := range 40 {
 		if _, err := c.Put(t.Context(), fmt.Sprintf("/registry/foreign-%d", i), "1"); err != nil {

@@ -104,13 +104,13 @@ func (m *member) register(ctx context.Context) error {
 	if err := m.acknowledge(ctx, r); err != nil {
 		return err
 	}
-	r.extend(began, lease.TTL)
+	r.deadline.Store(deadline(began, lease.TTL))
 	return nil
 }
 
-// extend sets the deadline after a renewal that began at a time. ttl is in seconds.
-func (r *registration) extend(began time.Duration, ttl int64) {
-	r.deadline.Store(int64(began + time.Duration(ttl)*time.Second - deadlineSlack))
+// deadline returns the end of a registration whose last renewal began at a time. ttl is in seconds.
+func deadline(began time.Duration, ttl int64) int64 {
+	return int64(began + time.Duration(ttl)*time.Second - deadlineSlack)
 }
 
 // acknowledge writes the revision up to which this server has applied all changes. It waits until this includes all
@@ -152,11 +152,10 @@ func (m *member) renew() error {
 	s, r := m.store, m.current.Load()
 	ctx, cancel := context.WithTimeout(s.lifetime, memberTTL/3)
 	defer cancel()
-	began := sinceBoot()
+	began, previous := sinceBoot(), r.deadline.Load()
 	resp, err := s.client.KeepAliveOnce(ctx, r.lease)
 	switch {
-	case err == nil && r.deadline.Load() > 0:
-		r.extend(began, resp.TTL)
+	case err == nil && previous > 0 && r.deadline.CompareAndSwap(previous, deadline(began, resp.TTL)):
 		return nil
 	case err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound):
 		return m.register(s.lifetime)

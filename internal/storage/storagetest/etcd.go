@@ -2,6 +2,7 @@ package storagetest
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -135,6 +136,16 @@ func (e *Etcd) Start() {
 func (e *Etcd) Kill() {
 	_ = e.cmd.Process.Kill()
 	_ = e.cmd.Wait()
+}
+
+// Restore kills etcd, replaces its data directory with a copy of another one, and starts it.
+func (e *Etcd) Restore(dir string) {
+	e.t.Helper()
+	e.Kill()
+	if err := errors.Join(os.RemoveAll(e.Dir), os.CopyFS(e.Dir, os.DirFS(dir))); err != nil {
+		e.t.Fatal(err)
+	}
+	e.Start()
 }
 
 // Signal sends a signal to etcd.
