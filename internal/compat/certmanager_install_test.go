@@ -51,12 +51,12 @@ type certManager struct {
 	dynamic  dynamic.Interface
 	repeats  bool                          // clients repeat requests, so an object to create may exist
 	port     int                           // of the webhook
-	programs map[string]*program           // by the Deployment's name
+	programs map[string]*operatorProgram   // by the Deployment's name
 	deployed map[string]*appsv1.Deployment // by name
 }
 
-// program is a running program and the errors in its log.
-type program struct {
+// operatorProgram is a running program and the errors in its log.
+type operatorProgram struct {
 	cmd            *exec.Cmd
 	ended          chan struct{}
 	mu             sync.Mutex
@@ -71,7 +71,7 @@ func installCertManager(t *testing.T, admin *rest.Config, repeats bool) *certMan
 	manifest := certManagerChart(t)
 	c := &certManager{
 		T: t, admin: admin, core: kubernetes.NewForConfigOrDie(admin), dynamic: dynamic.NewForConfigOrDie(admin),
-		repeats: repeats, port: freePort(t), programs: map[string]*program{}, deployed: map[string]*appsv1.Deployment{},
+		repeats: repeats, port: freePort(t), programs: map[string]*operatorProgram{}, deployed: map[string]*appsv1.Deployment{},
 	}
 	text, err := os.ReadFile(manifest)
 	c.must(err)
@@ -153,7 +153,9 @@ func (c *certManager) start(deployment string) {
 	for i := range args {
 		args[i] = strings.ReplaceAll(args[i], "$(POD_NAMESPACE)", certManagerNamespace)
 	}
-	p := &program{cmd: exec.Command(file, args...), ended: make(chan struct{}), hasCertificate: make(chan struct{})}
+	p := &operatorProgram{
+		cmd: exec.Command(file, args...), ended: make(chan struct{}), hasCertificate: make(chan struct{}),
+	}
 	output, err := p.cmd.StderrPipe()
 	c.must(err)
 	log, err := os.OpenFile(filepath.Join(c.ArtifactDir(), deployment+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY,
@@ -170,7 +172,7 @@ func (c *certManager) start(deployment string) {
 
 // readLog reads the program's log until the program ends. It collects errors and notices when the webhook has its
 // certificate.
-func (p *program) readLog(output io.Reader) {
+func (p *operatorProgram) readLog(output io.Reader) {
 	defer close(p.ended)
 	markCertificate := sync.OnceFunc(func() { close(p.hasCertificate) })
 	for lines := bufio.NewScanner(output); lines.Scan(); {

@@ -3,8 +3,6 @@ package compat_test
 import (
 	"context"
 	"fmt"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
 
+	"github.com/trellis-k8s/trellis/internal/fixture/program"
 	"github.com/trellis-k8s/trellis/internal/fixture/replicas"
 )
 
@@ -27,14 +26,7 @@ func TestCertManagerOnReplicas(t *testing.T) {
 		t.Skip("takes two minutes; skipped with -short")
 	}
 	certManagerChart(t)
-	build := func() string {
-		program := filepath.Join(t.TempDir(), "trellis")
-		if out, err := exec.Command("go", "build", "-o", program, "../../cmd/trellis").CombinedOutput(); err != nil {
-			t.Fatalf("go build: %v\n%s", err, out)
-		}
-		return program
-	}
-	servers := replicas.Start(t, build, "127.0.0.",
+	servers := replicas.Start(t, func() string { return program.Build(t) }, "127.0.0.",
 		"--allow-local-services="+certManagerNamespace+"/"+certManagerWebhook)
 	stop := servers.KillInTurn()
 	c := installCertManager(t, servers.Config, true)

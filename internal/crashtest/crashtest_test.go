@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/program"
 )
 
 const (
@@ -36,7 +38,7 @@ func killCount(t *testing.T) int {
 
 // TestKilledServerLosesNothing checks that a server killed under load keeps all acknowledged writes (CRD-071).
 func TestKilledServerLosesNothing(t *testing.T) {
-	s := &server{t: t, binary: build(t), dir: t.TempDir()}
+	s := &server{t: t, binary: program.Build(t), dir: t.TempDir()}
 	s.start()
 	defer func() { s.kill() }()
 	state, revision := list(t, s)

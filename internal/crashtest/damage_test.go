@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/program"
 )
 
 // damageRounds returns the number of servers whose disk is damaged: the value of CRASHTEST, or 6 by default.
@@ -33,7 +35,7 @@ func TestDamagedServerRefusesToStart(t *testing.T) {
 	seed := time.Now().UnixNano()
 	t.Log("seed", seed)
 	random := rand.New(rand.NewSource(seed))
-	binary := build(t)
+	binary := program.Build(t)
 	outcomes := map[string]int{}
 	for i := range damageRounds() {
 		s := &server{t: t, binary: binary, dir: filepath.Join(t.TempDir(), "data")}

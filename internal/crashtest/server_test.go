@@ -51,15 +51,6 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-func build(t *testing.T) string {
-	t.Helper()
-	binary := filepath.Join(t.TempDir(), "trellis")
-	if out, err := exec.Command("go", "build", "-o", binary, "../../cmd/trellis").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	return binary
-}
-
 // start runs the server on its directory and waits until it is ready.
 func (s *server) start(flags ...string) {
 	s.t.Helper()

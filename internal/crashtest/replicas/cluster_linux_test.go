@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/trellis-k8s/trellis/internal/access/pki"
+	"github.com/trellis-k8s/trellis/internal/fixture/program"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
@@ -83,14 +84,11 @@ func programs(t *testing.T) string {
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	etcd := programs(t)
-	trellis := filepath.Join(t.TempDir(), "trellis")
-	args := []string{"build", "-o", trellis, "../../../cmd/trellis"}
+	flags := []string{}
 	if os.Getenv("REPLICAS_RACE") != "" {
-		args = append([]string{"build", "-race"}, args[1:]...)
+		flags = append(flags, "-race")
 	}
-	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	trellis := program.Build(t, flags...)
 	c := &cluster{t: t, net: newNetwork(t), tally: newTally()}
 	c.clients = c.net.newHost(t)
 	c.startMembers(etcd)

@@ -1,4 +1,5 @@
-package main
+// Package heavy_test tests a server with little memory.
+package heavy_test
 
 import (
 	"bytes"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/trellis-k8s/trellis/internal/fixture/heavy"
+	"github.com/trellis-k8s/trellis/internal/fixture/program"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -46,13 +48,13 @@ func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector takes several times the memory; .ci/run has a step for this test without it")
 	}
-	all := worstOfEachKind(t)
+	all, trellis := worstOfEachKind(t), program.Build(t)
 	t.Run("cgroup", func(t *testing.T) {
 		group := newMemoryGroup(t)
 		if group == "" {
 			t.Skip("this process cannot create a memory cgroup; the other subtest needs none")
 		}
-		s := startHeavy(t, group)
+		s := startHeavy(t, trellis, group)
 		for _, r := range all {
 			if code, text := s.send(r.path, asProtobuf, r.full); code != http.StatusRequestEntityTooLarge ||
 				!strings.Contains(text, "bytes of memory, the limit is") {
@@ -79,7 +81,7 @@ func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
 		s.checkPeak()
 	})
 	t.Run("GOMEMLIMIT", func(t *testing.T) {
-		s := startHeavy(t, "")
+		s := startHeavy(t, trellis, "")
 		s.sendConcurrently("the largest", func(i int) (string, string, []byte) {
 			r := all[i%len(all)]
 			return r.path, asProtobuf, r.full
@@ -210,22 +212,18 @@ type heavyServer struct {
 	limiter string // the mechanism that enforces the limit, for logs
 }
 
-// startHeavy starts a server in the memory cgroup whose folder is group. If group is "", it limits the memory with
-// GOMEMLIMIT.
-func startHeavy(t *testing.T, group string) *heavyServer {
+// startHeavy starts the program trellis in the memory cgroup whose folder is group. If group is "", it limits the
+// memory with GOMEMLIMIT.
+func startHeavy(t *testing.T, trellis, group string) *heavyServer {
 	t.Helper()
 	dir := t.TempDir()
-	self, err := exec.LookPath("trellis")
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := &heavyServer{T: t, limiter: "GOMEMLIMIT"}
 	ctx, cancel := context.WithCancel(context.Background())
-	s.process = exec.CommandContext(ctx, self, "serve", "--data-dir", dir, "--secure-port", "0")
+	s.process = exec.CommandContext(ctx, trellis, "serve", "--data-dir", dir, "--secure-port", "0")
 	s.process.Env = append(os.Environ(), "GOMEMLIMIT="+strconv.Itoa(heavyLimit))
 	if group != "" {
 		s.limiter = "the cgroup " + group
-		s.process = exec.CommandContext(ctx, "sh", "-c", `echo $$ > "$0/cgroup.procs" && exec "$@"`, group, self,
+		s.process = exec.CommandContext(ctx, "sh", "-c", `echo $$ > "$0/cgroup.procs" && exec "$@"`, group, trellis,
 			"serve", "--data-dir", dir, "--secure-port", "0")
 	}
 	s.process.Stderr = os.Stderr
