@@ -41,7 +41,6 @@ done`
 // killed. Nodes stay ready, Pods keep their processes, and Jobs complete without failed Pods.
 func TestKilledReplicas(t *testing.T) {
 	f := &fixture{T: t}
-	dir := f.newNodesDir(2)
 	lo, err := netlink.LinkByName("lo")
 	f.must(err)
 	for i := range 4 {
@@ -51,10 +50,12 @@ func TestKilledReplicas(t *testing.T) {
 		t.Cleanup(func() { _ = netlink.AddrDel(lo, a) })
 	}
 	build := func() string {
+		dir := f.TempDir()
 		f.buildPrograms(dir, "./cmd/trellis")
 		return filepath.Join(dir, "trellis")
 	}
 	servers := replicas.Start(t, build, replicasNetwork)
+	dir := f.newNodesDir(2)
 	f.Interface = kubernetes.NewForConfigOrDie(servers.Config)
 	f.server = &testserver.Server{Kubeconfig: servers.Kubeconfig, Config: servers.Config}
 	up := startProgram(t, "trellis-cluster", f.upArgs(dir, 2, "busybox=/bin")...)
