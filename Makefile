@@ -3,8 +3,9 @@
 FUZZTIME ?= 30s
 KILLS ?= 1000
 FAULTTIME ?= 1h
+SOAK ?= 2h
 
-.PHONY: trellis cluster test bench fuzz lint check sweep crashtest oracle peers cert-manager
+.PHONY: trellis cluster test bench fuzz lint check sweep crashtest soak oracle peers cert-manager
 
 trellis:
 	go build -trimpath -o bin/trellis ./cmd/trellis
@@ -40,6 +41,10 @@ sweep:
 # end, and keeps it in bin/crashtest.txt.
 crashtest:
 	.ci/crashtest $(KILLS) $(FAULTTIME)
+
+# Uses servers on both stores for the time SOAK, and measures their memory, goroutines and descriptors.
+soak:
+	SOAK=$(SOAK) go test -count=1 -timeout 24h -v ./internal/crashtest/soak
 
 # Builds the programs with which tests compare Trellis: see peers/README.md.
 peers: oracle cert-manager

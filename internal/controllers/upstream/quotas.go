@@ -6,18 +6,14 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/apiserver/pkg/quota/v1/generic"
-	"k8s.io/client-go/informers"
 	corev1informers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/pkg/controller"
 	"k8s.io/kubernetes/pkg/controller/resourcequota"
@@ -36,8 +32,8 @@ func openQuotas(ctx context.Context, u *Manager) (func(context.Context), error) 
 	if err != nil {
 		return nil, fmt.Errorf("create metadata client: %w", err)
 	}
-	names := metadatainformer.NewSharedInformerFactoryWithOptions(client, 0, metadatainformer.WithTransform(onlyName))
-	counted := quotaInformers{u.informers, names, u.stopInformers}
+	counted := &quotaInformers{whole: u.informers, stopWhole: u.stopInformers, client: client,
+		names: map[schema.GroupVersionResource]*nameInformer{}}
 	listers := func(r schema.GroupVersionResource) (cache.GenericLister, error) { return quotaLister{u: u, r: r}, nil }
 	quotas, err := install.NewQuotaConfigurationForControllers(listers, u.informers)
 	if err != nil {
@@ -61,7 +57,6 @@ func openQuotas(ctx context.Context, u *Manager) (func(context.Context), error) 
 		Registry: recount, UpdateFilter: install.DefaultUpdateFilter(),
 	})
 	return func(ctx context.Context) {
-		defer counted.names.Shutdown()
 		var running sync.WaitGroup
 		running.Go(func() { c.Run(ctx, workers) })
 		running.Go(func() { c.Sync(ctx, u.rediscoverWhenChanged(ctx, discover), minSyncInterval) })
@@ -142,45 +137,4 @@ func (c quotaLister) ByNamespace(namespace string) cache.GenericNamespaceLister 
 // List implements cache.GenericNamespaceLister.
 func (c quotaLister) List(labels.Selector) ([]runtime.Object, error) {
 	return c.u.QuotaObjects(c.r, c.namespace)
-}
-
-// quotaInformers creates informers for the quota controller. They cache whole objects of the kinds for which a quota
-// limits more than the number of objects. For all other kinds they cache only names.
-type quotaInformers struct {
-	whole     informers.SharedInformerFactory // shared with other controllers
-	names     metadatainformer.SharedInformerFactory
-	stopWhole <-chan struct{}
-}
-
-// ForResource implements informerfactory.InformerFactory.
-func (f quotaInformers) ForResource(r schema.GroupVersionResource) (informers.GenericInformer, error) {
-	switch r.GroupResource() {
-	case corev1.Resource("pods"), corev1.Resource("services"), corev1.Resource("persistentvolumeclaims"),
-		schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}:
-		return f.whole.ForResource(r)
-	}
-	i := f.names.ForResource(r)
-	// The error is ignored, because it only means that the informer already runs and has the handler.
-	_ = i.Informer().SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-		if !apierrors.IsNotFound(err) { // the kind may have been deleted
-			cache.DefaultWatchErrorHandler(ctx, r, err)
-		}
-	})
-	return i, nil
-}
-
-// Start implements informerfactory.InformerFactory.
-func (f quotaInformers) Start(stop <-chan struct{}) {
-	f.whole.Start(f.stopWhole)
-	f.names.Start(stop)
-}
-
-// onlyName keeps only the identity and the resource version of an object.
-func onlyName(obj any) (any, error) {
-	if m, ok := obj.(*metav1.PartialObjectMetadata); ok {
-		m.ObjectMeta = metav1.ObjectMeta{
-			Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion,
-		}
-	}
-	return obj, nil
 }

@@ -1,0 +1,113 @@
+package soak_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// settleTime limits the time until a server has released resources of the load, such as idle connections.
+const settleTime = 30 * time.Second
+
+// sample is the use of resources by a process.
+type sample struct {
+	goroutines, descriptors float64
+	heap, resident          float64 // bytes
+}
+
+// meter compares each sample of a server with the second one after its start. The first load fills caches.
+type meter struct {
+	name      string
+	client    *client
+	samples   int // since the start
+	reference sample
+	last      sample
+}
+
+// String returns the last sample.
+func (m *meter) String() string {
+	s := m.last
+	return fmt.Sprintf("%s: %.0f goroutines, %.0f descriptors, heap %.1f MiB, resident %.0f MiB", m.name, s.goroutines,
+		s.descriptors, s.heap/(1<<20), s.resident/(1<<20))
+}
+
+// reset forgets the samples of a process that has ended.
+func (m *meter) reset() { m.samples, m.reference = 0, sample{} }
+
+// measure takes a sample. It returns an error if the server uses more than at the reference after settleTime.
+func (m *meter) measure() error {
+	m.samples++
+	deadline, excess := settleTime, error(nil)
+	if m.samples <= 2 {
+		deadline = settleTime / 10
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), deadline)
+	defer cancel()
+	err := wait.PollUntilContextCancel(ctx, settleTime/60, true, func(context.Context) (bool, error) {
+		var err error
+		m.last, err = m.client.sample()
+		excess = m.last.above(m.reference)
+		return m.samples > 2 && excess == nil, err
+	})
+	switch {
+	case err != nil && ctx.Err() == nil:
+		return err
+	case m.samples <= 2:
+		m.reference = m.last
+		return nil
+	case excess != nil:
+		profile, _ := m.client.get(context.Background(), "/debug/pprof/goroutine?debug=1")
+		return fmt.Errorf("%w\n%s", excess, profile[:min(len(profile), 10000)])
+	}
+	return nil
+}
+
+// above returns an error if a sample is above another one by more than a tolerance. Connections and caches cause small
+// differences. The resident memory is not compared, because the runtime returns it to the system late.
+func (s sample) above(reference sample) error {
+	limit := func(resource string, got, want, tolerance float64) error {
+		if got > want+tolerance {
+			return fmt.Errorf("%s: %.0f, and %.0f after the second load of this process", resource, got, want)
+		}
+		return nil
+	}
+	return errors.Join(
+		limit("goroutines", s.goroutines, reference.goroutines, 20),
+		limit("descriptors", s.descriptors, reference.descriptors, 10),
+		limit("bytes of heap", s.heap, reference.heap, reference.heap/5+4<<20))
+}
+
+// sample reads the metrics of a server after a garbage collection.
+func (c *client) sample() (s sample, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
+	defer cancel()
+	if _, err := c.get(ctx, "/debug/pprof/heap?gc=1"); err != nil {
+		return s, err
+	}
+	text, err := c.get(ctx, "/metrics")
+	if err != nil {
+		return s, err
+	}
+	fields := map[string]*float64{"go_goroutines": &s.goroutines, "process_open_fds": &s.descriptors,
+		"go_memstats_heap_alloc_bytes": &s.heap, "process_resident_memory_bytes": &s.resident}
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		if f := fields[name]; f != nil {
+			if *f, err = strconv.ParseFloat(value, 64); err != nil {
+				return s, fmt.Errorf("metric %s: %w", name, err)
+			}
+			delete(fields, name)
+		}
+	}
+	if len(fields) > 0 {
+		return s, fmt.Errorf("missing metrics: %v", fields)
+	}
+	return s, nil
+}
