@@ -170,7 +170,7 @@ func (c *client) useObjects(ctx context.Context, name string) error {
 	if err := c.waitFor(ctx, "/api/v1/namespaces/"+name+"/resourcequotas/quota", `"used":`); err != nil {
 		return err
 	}
-	watch, err := c.Get().AbsPath(group+"/v1beta1/things").Param("watch", "true").Stream(ctx)
+	watch, err := c.Get().AbsPath(group+"/v1/things").Param("watch", "true").Stream(ctx)
 	if err != nil {
 		return fmt.Errorf("watch: %w", err)
 	}
@@ -180,19 +180,20 @@ func (c *client) useObjects(ctx context.Context, name string) error {
 		object := fmt.Sprintf("%s/t%d", things, i)
 		body := fmt.Sprintf(`{"apiVersion":"%s.example.com/v1","kind":"Thing","metadata":{"name":"t%d"},`+
 			`"spec":{"text":%q}}`, name, i, strings.Repeat("x", 1000))
+		apply := c.Patch(types.ApplyYAMLPatchType).AbsPath(object).Param("fieldManager", "soak").Param("force", "true")
 		err := errors.Join(
 			c.send(ctx, c.Post().AbsPath(things), "application/json", body),
-			c.send(ctx, c.Patch(types.ApplyYAMLPatchType).AbsPath(object).
-				Param("fieldManager", "soak").Param("force", "true"), string(types.ApplyYAMLPatchType), strings.Replace(body, `"text"`, `"size":2,"text"`, 1)),
+			c.send(ctx, apply, string(types.ApplyYAMLPatchType), strings.Replace(body, `"text"`, `"size":2,"text"`, 1)),
 			c.send(ctx, c.Patch(types.MergePatchType).AbsPath(object, "status"), string(types.MergePatchType),
 				`{"status":{"a":1}}`))
 		if err != nil {
 			return err
 		}
 	}
-	published := []string{"/apis/" + name + ".example.com/v1", "/openapi/v3/apis/" + name + ".example.com/v1", "/apis",
-		"/api/v1/namespaces/" + name + "/events"}
-	for _, uri := range published {
+	// One converted object for each kind fills only a part of the cache of conversions, which holds 64 MiB.
+	converted := group + "/v1beta1/namespaces/" + name + "/things/t0"
+	for _, uri := range []string{converted, group + "/v1", "/openapi/v3" + group + "/v1", "/apis",
+		"/api/v1/namespaces/" + name + "/events"} {
 		if _, err := c.get(ctx, uri); err != nil {
 			return fmt.Errorf("get %s: %w", uri, err)
 		}
