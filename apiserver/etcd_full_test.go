@@ -44,7 +44,7 @@ func TestEtcdFull(t *testing.T) {
 		status, retry, text = write(fmt.Sprint("m", stored))
 	}
 	stored--
-	if status != 503 || retry != "1" || !strings.Contains(text, "storage is nearly full: only deletions") {
+	if status != 503 || retry != "1" || !strings.Contains(text, "storage is nearly full: creations") {
 		t.Fatalf("create in a full etcd: got %d %q %.300s", status, retry, text)
 	}
 	c.want(503, "PATCH", path+"/m0", `{"metadata":{"labels":{"a":"b"}}}`)
