@@ -192,15 +192,21 @@ func (c *cluster) fullDisk(r *rand.Rand, d time.Duration) error {
 		_, _ = c.etcd.Put(ctx, fmt.Sprint("large-", i%40), string(large))
 		wait(ctx, 50*time.Millisecond)
 	}
-	_, err = c.etcd.Delete(c.t.Context(), "large-", clientv3.WithPrefix())
-	if err := errors.Join(err, file.Close(), os.Remove(filler)); err != nil {
+	if err := errors.Join(file.Close(), os.Remove(filler)); err != nil {
 		return err
 	}
 	if !m.running() {
 		c.tally.count("members ended by a full disk", 1)
-		return m.start()
+		if err := m.start(); err != nil {
+			return err
+		}
 	}
-	return nil
+	return eventually("delete the large objects", func() error { // there may be no leader
+		ctx, cancel := context.WithTimeout(c.t.Context(), time.Second)
+		defer cancel()
+		_, err := c.etcd.Delete(ctx, "large-", clientv3.WithPrefix())
+		return err
+	})
 }
 
 func (c *cluster) restartInTurn(_ *rand.Rand, _ time.Duration) error {

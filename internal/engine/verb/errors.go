@@ -61,7 +61,8 @@ func Status(err error) error {
 	case errors.Is(err, storage.ErrTooLarge):
 		return apierrors.NewRequestEntityTooLargeError("the object exceeds the size limit of the server's storage")
 	case errors.Is(err, storage.ErrNoSpace):
-		return RetryLater("the server's storage is nearly full: creations and most updates are refused until space is freed")
+		return RetryLater("the server's storage is nearly full: " +
+			"creations and most updates are refused until space is freed")
 	case errors.Is(err, storage.ErrUnavailable):
 		return RetryLater("the server's storage is unavailable: the request was not executed")
 	case errors.Is(err, storage.ErrFailed):
