@@ -25,8 +25,9 @@ const (
 	size = 3 // of the etcd cluster, and the number of replicas
 	// startTimeout limits the time until a restarted or healed process serves again.
 	startTimeout = 40 * time.Second
-	// diskSize is the size of the file system of a member. etcd allocates two files of 64 MB in advance.
-	diskSize = 320 << 20
+	// diskSize is the size of the file system of a member. etcd keeps up to five logs of 64 MB, and allocates two more in
+	// advance.
+	diskSize = 1 << 30
 )
 
 // cluster is an etcd cluster of three members and three replicas of Trellis, each on a host of its own. The clients
