@@ -22,10 +22,11 @@ type sample struct {
 	heap, resident          float64 // bytes
 }
 
-// meter compares each sample of a server with the second one after its start. The first load fills caches.
+// meter compares the samples of a server with an earlier one.
 type meter struct {
 	name      string
 	client    *client
+	warm      int // number of samples until the reference, while caches fill
 	samples   int // since the start
 	reference sample
 	last      sample
@@ -45,7 +46,7 @@ func (m *meter) reset() { m.samples, m.reference = 0, sample{} }
 func (m *meter) measure() error {
 	m.samples++
 	deadline, excess := settleTime, error(nil)
-	if m.samples <= 2 {
+	if m.samples <= m.warm {
 		deadline = settleTime / 10
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
@@ -54,12 +55,12 @@ func (m *meter) measure() error {
 		var err error
 		m.last, err = m.client.sample()
 		excess = m.last.above(m.reference)
-		return m.samples > 2 && excess == nil, err
+		return m.samples > m.warm && excess == nil, err
 	})
 	switch {
 	case err != nil && ctx.Err() == nil:
 		return err
-	case m.samples <= 2:
+	case m.samples <= m.warm:
 		m.reference = m.last
 		return nil
 	case excess != nil:
@@ -74,7 +75,7 @@ func (m *meter) measure() error {
 func (s sample) above(reference sample) error {
 	limit := func(resource string, got, want, tolerance float64) error {
 		if got > want+tolerance {
-			return fmt.Errorf("%s: %.0f, and %.0f after the second load of this process", resource, got, want)
+			return fmt.Errorf("%s: %.0f, and %.0f earlier in the life of this process", resource, got, want)
 		}
 		return nil
 	}

@@ -64,7 +64,8 @@ func soak(t *testing.T, servers []*program.Server, load time.Duration, n int) {
 			t.Fatal(err)
 		}
 		clients = append(clients, newClient(t, config))
-		meters = append(meters, &meter{name: filepath.Base(s.Dir), client: clients[len(clients)-1]})
+		meters = append(meters, &meter{name: filepath.Base(s.Dir), client: clients[len(clients)-1],
+			warm: max(2, n/lives/2)})
 	}
 	leader := ""
 	for i := range n {
