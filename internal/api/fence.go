@@ -26,9 +26,15 @@ type fence struct {
 // errFenced ends a response that has begun.
 var errFenced = errors.New("the server is no longer valid")
 
-// isFenced reports whether the responses at a path depend on kinds or roles. Health checks and metrics do not.
+// isFenced reports whether a server without a valid registration refuses requests for a path. Operators need its health
+// checks and metrics, which contain no objects, and its version never changes.
 func isFenced(path string) bool {
-	return strings.HasPrefix(path, "/api") || strings.HasPrefix(path, "/openapi")
+	for _, open := range []string{"/healthz", "/livez", "/readyz", "/metrics", "/version"} {
+		if path == open || strings.HasPrefix(path, open+"/") {
+			return false
+		}
+	}
+	return true
 }
 
 // WriteHeader implements http.ResponseWriter.

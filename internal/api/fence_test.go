@@ -49,7 +49,7 @@ func TestFence(t *testing.T) {
 		t.Errorf("the watch has returned an event: %s", events)
 	}
 	for _, path := range []string{"/api", "/apis", "/api/v1/namespaces/default", "/api/v1/namespaces", watch,
-		"/openapi/v2", "/api/v1/unknown"} {
+		"/openapi/v2", "/api/v1/unknown", "/", "/debug/pprof/heap", "/.well-known/openid-configuration"} {
 		resp := get(path)
 		body, err := io.ReadAll(resp.Body)
 		if err != nil || resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") != "1" ||
@@ -57,7 +57,7 @@ func TestFence(t *testing.T) {
 			t.Errorf("%s: got %s, %s, %v", path, resp.Status, body, err)
 		}
 	}
-	for _, path := range []string{"/livez", "/readyz", "/version"} {
+	for _, path := range []string{"/livez", "/livez/ping", "/readyz", "/healthz", "/version"} {
 		if resp := get(path); resp.StatusCode == http.StatusServiceUnavailable {
 			t.Errorf("%s: got %s", path, resp.Status)
 		}

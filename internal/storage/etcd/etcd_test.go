@@ -97,8 +97,8 @@ func TestLeases(t *testing.T) {
 		return got.Kvs[0].Lease
 	}
 	hour := put(t, s, storage.Write{Key: "hour", Value: []byte("1"), TTL: time.Hour})
-	put(t, s, storage.Write{Key: "hour too", Value: []byte("1"), TTL: time.Hour})
 	put(t, s, storage.Write{Key: "day", Value: []byte("1"), TTL: 24 * time.Hour})
+	put(t, s, storage.Write{Key: "hour too", Value: []byte("1"), TTL: time.Hour})
 	if lease("hour") == 0 || lease("hour") != lease("hour too") || lease("day") == lease("hour") {
 		t.Errorf("leases %d, %d, %d", lease("hour"), lease("hour too"), lease("day"))
 	}

@@ -24,12 +24,12 @@ type leases struct {
 
 	mu   sync.Mutex
 	ends map[clientv3.LeaseID]time.Time // approximate expiry of each lease
-	last clientv3.LeaseID
-	keys int // number of keys of last
+	keys map[clientv3.LeaseID]int       // number of keys of each lease that more keys may use
 }
 
 func newLeases() leases {
-	return leases{granting: make(chan struct{}, 1), ends: map[clientv3.LeaseID]time.Time{}}
+	return leases{granting: make(chan struct{}, 1), ends: map[clientv3.LeaseID]time.Time{},
+		keys: map[clientv3.LeaseID]int{}}
 }
 
 // expiry returns the approximate expiry of a lease, or the zero time for no lease. For the lease of another process
@@ -46,23 +46,27 @@ func (l *leases) expiry(id clientv3.LeaseID) time.Time {
 	return time.Unix(1, 0)
 }
 
-// reuse returns the last lease if one more key with this TTL can use it.
+// reuse returns a lease that one more key with this TTL can use.
 func (l *leases) reuse(now time.Time, ttl time.Duration) (clientv3.LeaseID, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	left := l.ends[l.last].Sub(now)
-	if l.last == clientv3.NoLease || l.keys >= leaseKeys || left < ttl || left > ttl+slack(ttl)+time.Second {
-		return clientv3.NoLease, false
+	for id, keys := range l.keys {
+		left := l.ends[id].Sub(now)
+		if left >= ttl && left <= ttl+slack(ttl)+time.Second {
+			if l.keys[id]++; keys+1 == leaseKeys {
+				delete(l.keys, id)
+			}
+			return id, true
+		}
 	}
-	l.keys++
-	return l.last, true
+	return clientv3.NoLease, false
 }
 
-// forget makes the next key use another lease.
+// forget makes the next keys use other leases.
 func (l *leases) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.last = clientv3.NoLease
+	clear(l.keys)
 }
 
 // add records a new lease with one key, and removes expired ones.
@@ -72,10 +76,11 @@ func (l *leases) add(id clientv3.LeaseID, now time.Time, ttl int64) {
 	for id, at := range l.ends {
 		if at.Before(now) {
 			delete(l.ends, id)
+			delete(l.keys, id)
 		}
 	}
 	l.ends[id] = now.Add(time.Duration(ttl) * time.Second)
-	l.last, l.keys = id, 1
+	l.keys[id] = 1
 }
 
 func slack(ttl time.Duration) time.Duration { return min(leaseSlack, ttl/leaseShare) }
