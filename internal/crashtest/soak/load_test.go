@@ -161,7 +161,7 @@ func (c *client) delete(ctx context.Context, path string) error {
 }
 
 // useObjects writes, watches and deletes the objects of a kind, and reads the discovery and the schema of the kind. It
-// reads no converted objects, because the server caches 64 MiB of them.
+// converts no objects, because the server caches 64 MiB of converted ones.
 func (c *client) useObjects(ctx context.Context, name string) error {
 	group := "/apis/" + name + ".example.com"
 	things := group + "/v1/namespaces/" + name + "/things"
@@ -181,12 +181,10 @@ func (c *client) useObjects(ctx context.Context, name string) error {
 		object := fmt.Sprintf("%s/t%d", things, i)
 		body := fmt.Sprintf(`{"apiVersion":"%s.example.com/v1","kind":"Thing","metadata":{"name":"t%d"},`+
 			`"spec":{"text":%q}}`, name, i, strings.Repeat("x", 1000))
-		apply := c.Patch(types.ApplyYAMLPatchType).AbsPath(strings.Replace(object, "/v1/", "/v1beta1/", 1)).
-			Param("fieldManager", "soak").Param("force", "true")
-		applied := strings.NewReplacer(`.com/v1"`, `.com/v1beta1"`, `"text"`, `"size":2,"text"`).Replace(body)
+		apply := c.Patch(types.ApplyYAMLPatchType).AbsPath(object).Param("fieldManager", "soak").Param("force", "true")
 		err := errors.Join(
 			c.send(ctx, c.Post().AbsPath(things), "application/json", body),
-			c.send(ctx, apply, string(types.ApplyYAMLPatchType), applied),
+			c.send(ctx, apply, string(types.ApplyYAMLPatchType), strings.Replace(body, `"text"`, `"size":2,"text"`, 1)),
 			c.send(ctx, c.Patch(types.MergePatchType).AbsPath(object, "status"), string(types.MergePatchType),
 				`{"status":{"a":1}}`))
 		if err != nil {

@@ -28,6 +28,7 @@ type meter struct {
 	client    *client
 	warm      int // number of samples until the reference, while caches fill
 	samples   int // since the start
+	compared  int // number of comparisons
 	reference sample
 	last      sample
 }
@@ -45,9 +46,10 @@ func (m *meter) reset() { m.samples, m.reference = 0, sample{} }
 // measure takes a sample. It returns an error if the server uses more than at the reference after settleTime.
 func (m *meter) measure() error {
 	m.samples++
-	deadline, excess := settleTime, error(nil)
-	if m.samples <= m.warm {
-		deadline = settleTime / 10
+	deadline, excess := settleTime/10, error(nil)
+	if m.samples > m.warm {
+		deadline = settleTime
+		m.compared++
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()

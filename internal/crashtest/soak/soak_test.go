@@ -21,8 +21,8 @@ const (
 	shortLoads = 12
 	// shortLoad is the duration of a load if SOAK is not set.
 	shortLoad = 3 * time.Second
-	// lives is the number of times that each server starts.
-	lives = 4
+	// parts is the number of parts of a test. A server restarts between two parts.
+	parts = 4
 )
 
 // flags let servers compact often. The limit of the history is low, so that it is reached before the first measurement.
@@ -65,7 +65,7 @@ func soak(t *testing.T, servers []*program.Server, load time.Duration, n int) {
 		}
 		clients = append(clients, newClient(t, config))
 		meters = append(meters, &meter{name: filepath.Base(s.Dir), client: clients[len(clients)-1],
-			warm: max(2, n/lives/2)})
+			warm: max(2, n/parts/2)})
 	}
 	leader := ""
 	for i := range n {
@@ -87,12 +87,17 @@ func soak(t *testing.T, servers []*program.Server, load time.Duration, n int) {
 			}
 		}
 		t.Logf("load %d: %d kinds: %v", i, kinds, meters)
-		if every := n / lives / len(servers); (i+1)%every == 0 && i+1 < n { // the servers restart in turn
-			j := i / every % len(servers)
+		if part := n / parts; (i+1)%part == 0 && i+1 < n { // the servers restart in turn
+			j := i / part % len(servers)
 			if err := restart(servers[j]); err != nil {
 				t.Fatal(err)
 			}
 			meters[j].reset()
+		}
+	}
+	for _, m := range meters {
+		if m.compared == 0 {
+			t.Errorf("%s: no sample was compared", m.name)
 		}
 	}
 }
