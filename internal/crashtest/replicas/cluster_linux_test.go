@@ -25,8 +25,8 @@ const (
 	size = 3 // of the etcd cluster, and the number of replicas
 	// startTimeout limits the time until a restarted or healed process serves again.
 	startTimeout = 40 * time.Second
-	// diskSize is the size of the file system of a member. etcd keeps up to five logs of 64 MB, and allocates two more in
-	// advance.
+	// diskSize is the size of the file system of a member. etcd keeps up to five logs of 64 MB, and allocates two more
+	// in advance.
 	diskSize = 1 << 30
 )
 

@@ -33,7 +33,7 @@ func (c *Cluster) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.CertFile, "etcd-certfile", "", "file of the client certificate for etcd")
 	fs.StringVar(&c.KeyFile, "etcd-keyfile", "", "file of the private key of --etcd-certfile")
 	flags.Pair(fs, "etcd-certfile", "etcd-keyfile")
-	fs.StringVar(&c.Prefix, "etcd-prefix", "/registry", "prefix of all keys in etcd")
+	fs.StringVar(&c.Prefix, "etcd-prefix", "/registry", "prefix of all keys in etcd except compact_rev_key")
 	fs.IntVar(&c.MaxOps, "etcd-max-txn-ops", defaultMaxOps,
 		"maximum number of objects in a write, as in etcd's flag --max-txn-ops")
 	fs.IntVar(&c.MaxBytes, "etcd-max-request-bytes", defaultMaxBytes,
