@@ -101,6 +101,8 @@ type Store struct {
 	inFlight  inFlight
 	watches   atomic.Int64           // how many watches of etcd have ended
 	member    atomic.Pointer[member] // nil before Join
+	conns     sync.Map               // the last connection to each address of a member
+	checking  sync.Mutex             // held by closeUnresponsive
 
 	lifetime  context.Context // cancelled when Close begins
 	end       context.CancelFunc

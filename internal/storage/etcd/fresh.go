@@ -31,6 +31,7 @@ func (s *Store) Fresh(ctx context.Context) (*storage.Snapshot, error) {
 func (s *Store) revision() (int64, error) {
 	ctx, cancel := context.WithTimeout(s.lifetime, s.options.Timeout/4) // leaves time for a retry
 	defer cancel()
+	defer s.expectResponse().Stop()
 	head := s.Head().Revision()
 	resp, err := s.client.Get(ctx, s.options.Prefix, clientv3.WithKeysOnly())
 	switch {
@@ -54,14 +55,23 @@ func (s *Store) revision() (int64, error) {
 // watch receives no event for a revision that changed only keys outside the prefix.
 const progressDelay = 20 * time.Millisecond
 
+// waitBriefly waits for progressDelay until the replica has reached a revision.
+func (s *Store) waitBriefly(ctx context.Context, revision int64) (*storage.Snapshot, error) {
+	limited, cancel := context.WithTimeout(ctx, progressDelay)
+	defer cancel()
+	return s.Replica.Wait(limited, revision)
+}
+
 // waitFor waits until the replica has reached a revision of etcd.
 func (s *Store) waitFor(ctx context.Context, revision int64) (*storage.Snapshot, error) {
+	if head := s.Head(); head.Revision() >= revision {
+		return head, nil
+	}
 	whole, cancel := context.WithTimeoutCause(ctx, s.options.Timeout, storage.ErrUnavailable)
 	defer cancel()
+	defer s.expectResponse().Stop()
 	for {
-		limited, cancel := context.WithTimeout(whole, progressDelay)
-		snap, err := s.Wait(limited, revision)
-		cancel()
+		snap, err := s.waitBriefly(whole, revision)
 		if err == nil || errors.Is(err, storage.ErrClosed) {
 			return snap, err
 		}
