@@ -235,7 +235,7 @@ func (s *Store) waitForMembers(ctx context.Context, revision int64) error {
 		if head.Revision() >= revision && s.acknowledged(head, revision) {
 			return nil
 		}
-		if _, err := s.Wait(ctx, max(revision, head.Revision()+1)); err != nil {
+		if _, err := s.Replica.Wait(ctx, max(revision, head.Revision()+1)); err != nil {
 			return err
 		}
 	}
