@@ -23,8 +23,8 @@ func observe(wait time.Duration) { barriers.Add(1); waits.Add(int64(wait)) }
 // The number of waits for other servers, and their total time.
 var barriers, waits atomic.Int64
 
-// join opens a store that has joined the servers of an etcd. url may be several URLs with commas. Commits below "rules/"
-// wait for all servers.
+// join opens a store that has joined the servers of an etcd. url may be several URLs with commas. Commits below
+// "rules/" wait for all servers.
 func join(t *testing.T, url string, applied func(context.Context, int64) error) *etcd.Store {
 	t.Helper()
 	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: strings.Split(url, ",")},
