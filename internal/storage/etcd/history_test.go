@@ -1,7 +1,10 @@
 package etcd_test
 
 import (
+	"context"
+	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trellis-k8s/trellis/internal/storage/etcd"
+	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
 // TestReplayIsBounded checks that Replay returns at most the events of a response of etcd (1,000 revisions) above
@@ -62,5 +66,48 @@ func TestReplayIsBounded(t *testing.T) {
 	if err != nil || len(events) != perResponse || reached != small+perResponse {
 		t.Errorf("Replay has returned %d events up to revision %d, want %d up to %d: %v", len(events), reached,
 			perResponse, small+perResponse, err)
+	}
+}
+
+// TestOldReads checks that a store reads one old state at a time from etcd, and that concurrent callers of At with the
+// same revision share a read. Each caller waits only until its context ends.
+func TestOldReads(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	r, c := newRelay(t, e.URL), newClient(t, e.URL)
+	first := foreignPut(t, c, "a", "1")
+	for range 5 {
+		foreignPut(t, c, "a", "1")
+	}
+	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{r.url}}}) // has no history in memory
+	started, release := make(chan struct{}, 100), make(chan struct{})
+	r.set(func(method string, response []byte) ([][]byte, error) {
+		if method == methodRangeStream {
+			started <- struct{}{}
+			<-release
+		}
+		return [][]byte{response}, nil
+	})
+	var reads sync.WaitGroup
+	for i := range 6 {
+		reads.Go(func() {
+			revision := first + int64(i%2)
+			if old, err := s.At(t.Context(), revision); err != nil || old.Get("a").Modified != revision {
+				t.Errorf("At(%d): %v, %v", revision, old, err)
+			}
+		})
+	}
+	<-started
+	limited, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if _, err := s.At(limited, first+2); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("At during another read: %v", err)
+	}
+	if n := len(started); n != 0 {
+		t.Errorf("%d reads run at the same time", n+1)
+	}
+	close(release)
+	reads.Wait()
+	if n := len(started) + 1; n > 4 { // each read has one or two responses
+		t.Errorf("two states were read with %d responses", n)
 	}
 }
