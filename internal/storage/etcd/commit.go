@@ -92,7 +92,6 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 func (s *Store) send(ctx context.Context, t *transaction) (resp *clientv3.TxnResponse, err error) {
 	retry, cancel := context.WithTimeout(ctx, s.options.Timeout/2)
 	defer cancel()
-	defer s.expectResponse().Stop()
 	for {
 		resp, err = s.client.Txn(ctx).If(t.compares...).Then(t.changes...).Else(t.reads...).Commit()
 		if !errors.Is(err, rpctypes.ErrNoLeader) {

@@ -150,7 +150,8 @@ func (s *Store) newClient(
 		DialTimeout: s.options.Timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
 		MaxCallSendMsgSize: math.MaxInt32, // etcd itself reports requests that are too large
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(connectParams), grpc.WithContextDialer(dial),
-			grpc.WithChainUnaryInterceptor(requireLeader), grpc.WithChainStreamInterceptor(requireLeaderOfStream)},
+			grpc.WithChainUnaryInterceptor(requireLeader, s.expectUnary),
+			grpc.WithChainStreamInterceptor(requireLeaderOfStream)},
 	})
 }
 

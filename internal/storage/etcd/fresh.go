@@ -43,7 +43,6 @@ func (s *Store) Wait(ctx context.Context, revision int64) (*storage.Snapshot, er
 func (s *Store) revision() (int64, error) {
 	ctx, cancel := context.WithTimeout(s.lifetime, s.options.Timeout/4) // leaves time for a retry
 	defer cancel()
-	defer s.expectResponse().Stop()
 	head := s.Head().Revision()
 	resp, err := s.client.Get(ctx, s.options.Prefix, clientv3.WithKeysOnly())
 	switch {
