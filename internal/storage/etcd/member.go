@@ -167,18 +167,6 @@ func (m *member) renew() error {
 	return err
 }
 
-// follows returns an error if the watch of etcd makes no progress. The registration of the server then expires, because
-// the server cannot acknowledge the writes of other servers.
-func (m *member) follows() error {
-	ctx, cancel := context.WithTimeout(m.store.lifetime, memberTTL/2)
-	defer cancel()
-	before := m.store.Head().Revision()
-	if _, err := m.store.Fresh(ctx); err != nil && m.store.Head().Revision() == before {
-		return fmt.Errorf("the watch of etcd makes no progress: %w", err)
-	}
-	return nil
-}
-
 // acknowledgements acknowledges the writes of other servers until Close.
 func (m *member) acknowledgements() {
 	s := m.store
@@ -254,4 +242,16 @@ func (s *Store) acknowledged(head *storage.Snapshot, revision int64) bool {
 		}
 	}
 	return true
+}
+
+// follows returns an error if the watch of etcd makes no progress. The registration of the server then expires, because
+// the server cannot acknowledge the writes of other servers.
+func (m *member) follows() error {
+	ctx, cancel := context.WithTimeout(m.store.lifetime, memberTTL/2)
+	defer cancel()
+	before := m.store.Head().Revision()
+	if _, err := m.store.Fresh(ctx); err != nil && m.store.Head().Revision() == before {
+		return fmt.Errorf("the watch of etcd makes no progress: %w", err)
+	}
+	return nil
 }
