@@ -15,6 +15,7 @@ type history struct {
 
 	maxRecentBytes int64
 	cache          snapshotCache // states read by readAt
+	reading        chan struct{} // semaphore: readAt reads one state at a time
 
 	recentBytes atomic.Int64 // cost of state.recent
 
@@ -49,7 +50,7 @@ func (st *state) since(revision int64) []*Event {
 const checkpointInterval = 64
 
 func (h *history) init(head *Snapshot, oldest, bound int64) {
-	h.maxRecentBytes = bound
+	h.maxRecentBytes, h.reading = bound, make(chan struct{}, 1)
 	h.reset(head, oldest)
 }
 
@@ -173,9 +174,19 @@ func (st *state) undo(revision int64) *Snapshot {
 	return &Snapshot{tree: edit.Tree(), revision: revision}
 }
 
-// readAt returns the state at a revision before base, which it reads from the log.
+// readAt returns the state at a revision before base, which it reads from the log. Such a read may need much time and
+// memory. Callers wait for each other, so those of the same revision share a read.
 func (h *history) readAt(ctx context.Context, reader HistoryReader, st *state, revision int64) (*Snapshot, error) {
 	if s := h.cache.get(revision); s != nil {
+		return s, nil
+	}
+	select {
+	case h.reading <- struct{}{}:
+		defer func() { <-h.reading }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if s := h.cache.get(revision); s != nil { // another caller has read it meanwhile
 		return s, nil
 	}
 	base := st.undo(st.base)

@@ -16,6 +16,10 @@ type HistoryReader interface {
 	ReadAt(ctx context.Context, target int64, base *Snapshot, put func(key string, r *Record)) error
 }
 
+// ReplayBytes is the sum of Event.ReplayCost after which a call of Replay ends. Many watches may replay at the same
+// time.
+const ReplayBytes = 2 << 20
+
 // ReplicaOptions configures a Replica. 0 means the default.
 type ReplicaOptions struct {
 	RecentBytes int64 // size of the history kept in memory; default 8 MiB

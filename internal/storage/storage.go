@@ -198,6 +198,15 @@ func (e *Event) HistoryCost() int64 {
 	return n
 }
 
+// ReplayCost returns the approximate number of bytes of an event that HistoryReader.Replay has returned.
+func (e *Event) ReplayCost() int64 {
+	n := e.HistoryCost()
+	if e.Record != nil {
+		n += int64(len(e.Record.Value))
+	}
+	return n
+}
+
 // eventOverhead is the approximate size of an Event, its Record, and the tree nodes copied for it.
 const eventOverhead = 512
 

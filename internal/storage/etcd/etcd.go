@@ -101,6 +101,8 @@ type Store struct {
 	inFlight  inFlight
 	watches   atomic.Int64           // how many watches of etcd have ended
 	member    atomic.Pointer[member] // nil before Join
+	conns     sync.Map               // the last connection to each address of a member
+	checking  sync.Mutex             // held by closeUnresponsive
 
 	lifetime  context.Context // cancelled when Close begins
 	end       context.CancelFunc
@@ -148,7 +150,8 @@ func (s *Store) newClient(
 		DialTimeout: s.options.Timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
 		MaxCallSendMsgSize: math.MaxInt32, // etcd itself reports requests that are too large
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(connectParams), grpc.WithContextDialer(dial),
-			grpc.WithChainUnaryInterceptor(requireLeader), grpc.WithChainStreamInterceptor(requireLeaderOfStream)},
+			grpc.WithChainUnaryInterceptor(requireLeader, s.expectUnary),
+			grpc.WithChainStreamInterceptor(requireLeaderOfStream)},
 	})
 }
 

@@ -594,3 +594,28 @@ func (p *proxy) close() {
 	}
 	p.conns = nil
 }
+
+// TestWaitOutsidePrefix checks that all stores reach a revision that changed only keys outside the prefix. Wait does
+// not return before etcd has the revision.
+func TestWaitOutsidePrefix(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	c := newClient(t, e.URL)
+	o := etcd.Options{Cluster: etcd.Cluster{Servers: []string{e.URL}}}
+	stores := []*etcd.Store{open(t, o), open(t, o)}
+	other, err := c.Put(t.Context(), "/other", "1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	limited, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	for i, s := range stores {
+		if now, err := s.Wait(limited, other.Header.Revision); err != nil {
+			t.Errorf("store %d: %v, %v", i, now, err)
+		}
+	}
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if now, err := stores[0].Wait(short, other.Header.Revision+1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Wait for a later revision: %v, %v", now, err)
+	}
+}

@@ -60,9 +60,16 @@ func wantFailed(t *testing.T, s *etcd.Store, cause string) {
 // relayed returns an etcd, a relay to it, a client that bypasses the relay, and a store that uses the relay.
 func relayed(t *testing.T) (*storagetest.Etcd, *relay, *clientv3.Client, *etcd.Store) {
 	t.Helper()
+	return relayedWith(t, etcd.Options{})
+}
+
+// relayedWith is like relayed, for a store with other options.
+func relayedWith(t *testing.T, o etcd.Options) (*storagetest.Etcd, *relay, *clientv3.Client, *etcd.Store) {
+	t.Helper()
 	e := storagetest.StartEtcd(t)
 	r := newRelay(t, e.URL)
-	return e, r, newClient(t, e.URL), open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{r.url}}})
+	o.Servers = []string{r.url}
+	return e, r, newClient(t, e.URL), open(t, o)
 }
 
 func foreignPut(t *testing.T, c *clientv3.Client, key, value string) (revision int64) {

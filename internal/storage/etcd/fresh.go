@@ -27,6 +27,18 @@ func (s *Store) Fresh(ctx context.Context) (*storage.Snapshot, error) {
 	return s.waitFor(ctx, revision)
 }
 
+// Wait implements storage.Store. The watch receives no event for a revision that changed only keys outside the prefix,
+// so Wait also requests progress if etcd has the revision.
+func (s *Store) Wait(ctx context.Context, revision int64) (*storage.Snapshot, error) {
+	if snap, err := s.waitBriefly(ctx, revision); err == nil {
+		return snap, nil
+	}
+	if current, err := s.revisions.read(ctx, s.revision); err == nil && current >= revision {
+		return s.waitFor(ctx, revision)
+	}
+	return s.Replica.Wait(ctx, revision)
+}
+
 // revision returns etcd's current revision from a linearizable read.
 func (s *Store) revision() (int64, error) {
 	ctx, cancel := context.WithTimeout(s.lifetime, s.options.Timeout/4) // leaves time for a retry
@@ -50,18 +62,26 @@ func (s *Store) revision() (int64, error) {
 	return resp.Header.Revision, nil
 }
 
-// progressDelay is the time to wait for the replica before the store requests a progress report from etcd. The
-// watch receives no event for a revision that changed only keys outside the prefix.
+// progressDelay is the time to wait for the replica before the store requests a progress report from etcd.
 const progressDelay = 20 * time.Millisecond
+
+// waitBriefly waits for progressDelay until the replica has reached a revision.
+func (s *Store) waitBriefly(ctx context.Context, revision int64) (*storage.Snapshot, error) {
+	limited, cancel := context.WithTimeout(ctx, progressDelay)
+	defer cancel()
+	return s.Replica.Wait(limited, revision)
+}
 
 // waitFor waits until the replica has reached a revision of etcd.
 func (s *Store) waitFor(ctx context.Context, revision int64) (*storage.Snapshot, error) {
+	if head := s.Head(); head.Revision() >= revision {
+		return head, nil
+	}
 	whole, cancel := context.WithTimeoutCause(ctx, s.options.Timeout, storage.ErrUnavailable)
 	defer cancel()
+	defer s.expectResponse().Stop()
 	for {
-		limited, cancel := context.WithTimeout(whole, progressDelay)
-		snap, err := s.Wait(limited, revision)
-		cancel()
+		snap, err := s.waitBriefly(whole, revision)
 		if err == nil || errors.Is(err, storage.ErrClosed) {
 			return snap, err
 		}

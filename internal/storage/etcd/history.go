@@ -30,28 +30,28 @@ func (s *Store) Watch(ctx context.Context, prefix string, after int64) (*storage
 	return s.Replica.Watch(ctx, prefix, after)
 }
 
-// Limits of one call of Replay.
-const (
-	replayEvents     = 4096
-	progressInterval = 20 * time.Millisecond
-)
-
 // replayID numbers the gRPC streams of Replay. etcd reports progress per stream, once all watches of the stream have
 // caught up.
 var replayID atomic.Int64
 
 // Replay implements storage.HistoryReader. It watches etcd for events with revisions in (after, until]. It ends
-// when etcd reports progress up to the last of these revisions.
+// when etcd reports progress up to the last of these revisions. If it fails after some events, it returns these.
 func (s *Store) Replay(
 	ctx context.Context, prefix string, after, until int64,
 ) (events []*storage.Event, reached int64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer func() {
+		if reached > after {
+			err = nil
+		}
+	}()
+	var size int64
 	reached = after
 	ctx = metadata.AppendToOutgoingContext(ctx, "trellis-replay", strconv.FormatInt(replayID.Add(1), 10))
 	responses := s.client.Watch(ctx, s.etcdKey(prefix),
 		clientv3.WithPrefix(), clientv3.WithRev(after+1), clientv3.WithPrevKV())
-	progress := time.NewTicker(progressInterval)
+	progress := time.NewTicker(progressDelay)
 	defer progress.Stop()
 	timeout := time.NewTimer(s.options.Timeout)
 	defer timeout.Stop()
@@ -60,10 +60,10 @@ func (s *Store) Replay(
 		select {
 		case resp, open := <-responses:
 			if !open {
-				return nil, after, s.readError(errEnded, after)
+				return events, reached, s.readError(errEnded, after)
 			}
 			if err := resp.Err(); err != nil {
-				return nil, after, s.readError(err, after)
+				return events, reached, s.readError(err, after)
 			}
 			previous := reached
 			for _, r := range resp.Events {
@@ -72,9 +72,10 @@ func (s *Store) Replay(
 					return events, until, nil
 				case e.Revision > previous: // not repeated
 					events, reached = append(events, e), e.Revision
+					size += e.ReplayCost()
 				}
 			}
-			if len(events) >= replayEvents { // etcd never splits a revision between responses
+			if size >= storage.ReplayBytes { // etcd never splits a revision between responses
 				return events, reached, nil
 			}
 			if resp.IsProgressNotify() && resp.Header.Revision >= until {
@@ -83,7 +84,7 @@ func (s *Store) Replay(
 		case <-progress.C:
 			_ = s.client.RequestProgress(ctx)
 		case <-timeout.C:
-			return nil, after, unavailable(context.DeadlineExceeded)
+			return events, reached, unavailable(context.DeadlineExceeded)
 		}
 	}
 }

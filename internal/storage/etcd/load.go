@@ -78,10 +78,13 @@ func (s *Store) readStream(
 	defer cancel(nil)
 	timeout := time.AfterFunc(s.options.Timeout, func() { cancel(context.DeadlineExceeded) })
 	defer timeout.Stop()
+	check := s.expectResponse()
+	defer check.Stop()
 	parts, err := s.client.GetStream(ctx, s.options.Prefix, clientv3.WithPrefix(), clientv3.WithRev(revision))
 	if err == nil {
 		for part := range parts { // until the end also after an error, because the sender would block
 			timeout.Reset(s.options.Timeout)
+			check.Reset(responseDelay)
 			if err == nil {
 				if header, err = addPart(&part, add); err != nil {
 					cancel(err)

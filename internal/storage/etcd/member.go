@@ -150,9 +150,13 @@ func (m *member) renewals() {
 
 func (m *member) renew() error {
 	s, r := m.store, m.current.Load()
-	ctx, cancel := context.WithTimeout(s.lifetime, memberTTL/3)
-	defer cancel()
+	if err := m.follows(); err != nil {
+		return err
+	}
 	began, previous := sinceBoot(), r.deadline.Load()
+	ctx, cancel := context.WithTimeout(s.lifetime, memberTTL/2)
+	defer cancel()
+	defer s.expectResponse().Stop()
 	resp, err := s.client.KeepAliveOnce(ctx, r.lease)
 	switch {
 	case err == nil && previous > 0 && r.deadline.CompareAndSwap(previous, deadline(began, resp.TTL)):
@@ -219,7 +223,7 @@ func (s *Store) waitForMembers(ctx context.Context, revision int64) error {
 		if head.Revision() >= revision && s.acknowledged(head, revision) {
 			return nil
 		}
-		if _, err := s.Wait(ctx, max(revision, head.Revision()+1)); err != nil {
+		if _, err := s.Replica.Wait(ctx, max(revision, head.Revision()+1)); err != nil {
 			return err
 		}
 	}
@@ -238,4 +242,16 @@ func (s *Store) acknowledged(head *storage.Snapshot, revision int64) bool {
 		}
 	}
 	return true
+}
+
+// follows returns an error if the watch of etcd makes no progress. The registration of the server then expires, because
+// the server cannot acknowledge the writes of other servers.
+func (m *member) follows() error {
+	ctx, cancel := context.WithTimeout(m.store.lifetime, memberTTL/2)
+	defer cancel()
+	before := m.store.Head().Revision()
+	if _, err := m.store.Fresh(ctx); err != nil && m.store.Head().Revision() == before {
+		return fmt.Errorf("the watch of etcd makes no progress: %w", err)
+	}
+	return nil
 }

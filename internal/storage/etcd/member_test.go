@@ -2,10 +2,15 @@ package etcd_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
 	"github.com/trellis-k8s/trellis/internal/storage/etcd"
@@ -18,11 +23,12 @@ func observe(wait time.Duration) { barriers.Add(1); waits.Add(int64(wait)) }
 // The number of waits for other servers, and their total time.
 var barriers, waits atomic.Int64
 
-// join opens a store that has joined the servers of an etcd. Commits below "rules/" wait for all servers.
+// join opens a store that has joined the servers of an etcd. url may be several URLs with commas. Commits below
+// "rules/" wait for all servers.
 func join(t *testing.T, url string, applied func(context.Context, int64) error) *etcd.Store {
 	t.Helper()
-	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{url}}, Everywhere: []string{"rules/"},
-		ObserveBarrier: observe})
+	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: strings.Split(url, ",")},
+		Everywhere: []string{"rules/"}, ObserveBarrier: observe})
 	if applied == nil {
 		applied = func(context.Context, int64) error { return nil }
 	}
@@ -140,5 +146,92 @@ func TestBarrierMissedByWatch(t *testing.T) {
 	made := <-done
 	if made == nil || b.Valid() == nil && b.Head().Revision() < made.Revision {
 		t.Errorf("the commit %+v has returned at revision %d of the other server", made, b.Head().Revision())
+	}
+}
+
+// leaderOf returns the index of the leader among the members of an etcd.
+func leaderOf(t *testing.T, c *clientv3.Client, urls []string) int {
+	t.Helper()
+	for i, url := range urls {
+		status, err := c.Status(t.Context(), url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if status.Header.MemberId == status.Leader {
+			return i
+		}
+	}
+	t.Fatal("etcd has no leader")
+	return 0
+}
+
+// TestPausedMember checks servers while each member of etcd except the leader is paused in turn. One of them may be the
+// member that sends the changes to the replica. Within the time of a lease, a consistent read on the replica succeeds,
+// and each write of a rule on another server returns. The replica stays valid, or becomes valid again.
+func TestPausedMember(t *testing.T) {
+	members := storagetest.StartEtcdMembers(t, 3)
+	var urls []string
+	for _, m := range members {
+		urls = append(urls, m.URL)
+	}
+	all := strings.Join(urls, ",")
+	writer, replica := join(t, all, nil), join(t, all, nil)
+	for i := range members {
+		if i == leaderOf(t, newClient(t, urls...), urls) {
+			continue
+		}
+		members[i].Signal(syscall.SIGSTOP)
+		began := time.Now()
+		wait(t, "no consistent read succeeds", func() bool { _, err := replica.Fresh(t.Context()); return err == nil })
+		read := time.Since(began)
+		write, writes := time.Duration(0), 0
+		wait(t, "few writes succeed", func() bool { // more writes than members, so that each one gets a write
+			began := time.Now()
+			_, err := writer.Commit(t.Context(), []storage.Write{{Key: "rules/" + rand.Text(), Value: []byte("1")}})
+			if write = max(write, time.Since(began)); err == nil {
+				writes++
+			}
+			return writes == 2*len(members)
+		})
+		if read > 5*time.Second || write > 5*time.Second {
+			t.Errorf("with member %d paused, a read succeeds after %v, and a write takes %v", i, read, write)
+		}
+		members[i].Signal(syscall.SIGCONT)
+		wait(t, "the replica is not valid", func() bool { return replica.Valid() == nil })
+	}
+}
+
+// TestStuckWatch checks a server that receives no changes, although its other requests to etcd succeed. Its
+// registration expires: the server is not valid any more, and writes of rules on another server do not wait for it.
+func TestStuckWatch(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	r := newRelay(t, e.URL)
+	a, b := join(t, e.URL, nil), join(t, r.url, nil)
+	r.set(func(method string, response []byte) ([][]byte, error) {
+		if method == methodWatch {
+			return nil, nil
+		}
+		return [][]byte{response}, nil
+	})
+	began := time.Now()
+	put(t, a, storage.Write{Key: "rules/a", Value: []byte("1")})
+	if d := time.Since(began); d > 7*time.Second || b.Valid() == nil {
+		t.Errorf("a write has waited %v for a server without changes, which is then %v", d, b.Valid())
+	}
+}
+
+// TestSlowMember checks that a commit succeeds although a member of etcd is slow to respond to it. The outcome of the
+// deletion would be unknown if the store closed the connection.
+func TestSlowMember(t *testing.T) {
+	_, r, _, s := relayed(t)
+	made := put(t, s, storage.Write{Key: "a", Value: []byte("1")})
+	r.set(func(method string, response []byte) ([][]byte, error) {
+		if method == "/etcdserverpb.KV/Txn" {
+			<-time.After(3 * time.Second)
+		}
+		return [][]byte{response}, nil
+	})
+	if _, err := s.Commit(t.Context(), []storage.Write{{Key: "a", Expected: made.Revision}}); err != nil {
+		t.Error(err)
 	}
 }

@@ -203,16 +203,7 @@ func TestMembers(t *testing.T) {
 			return err == nil
 		})
 	}
-	leader := 0
-	for i, url := range urls {
-		status, err := c.Status(t.Context(), url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if status.Header.MemberId == status.Leader {
-			leader = i
-		}
-	}
+	leader := leaderOf(t, c, urls)
 	members[leader].Kill()
 	wantReadable(t, s, "a")
 	commit()

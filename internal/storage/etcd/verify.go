@@ -35,6 +35,7 @@ func (s *Store) dialVerified(ctx context.Context, address string) (net.Conn, err
 	}
 	conn, err := s.dial(ctx, address)
 	if err == nil {
+		s.conns.Store(address, conn)
 		s.position.connections.Add(1)
 	}
 	return conn, err

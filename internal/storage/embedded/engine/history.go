@@ -11,11 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded/format"
 )
 
-// Limits of one call of Replay.
-const (
-	ReplayRevisions = 4096
-	replayBytes     = 2 << 20
-)
+// ReplayRevisions is the maximum number of revisions that one call of Replay covers.
+const ReplayRevisions = 4096
 
 // walkIndex calls yield for the index entries in (after, until] of a Pebble snapshot, until it returns false.
 func (e *Engine) walkIndex(snap *pebble.Snapshot, after, until int64, yield func(format.Change) (bool, error)) error {
@@ -85,13 +82,10 @@ func (e *Engine) Replay(prefix string, after, until int64) (events []*storage.Ev
 				return false, err
 			}
 			events = append(events, e)
-			size += e.HistoryCost()
-			if e.Record != nil {
-				size += int64(len(e.Record.Value))
-			}
+			size += e.ReplayCost()
 		}
 		reached = c.Revision
-		return size < replayBytes, nil
+		return size < storage.ReplayBytes, nil
 	})
 	return events, reached, err
 }
