@@ -334,6 +334,7 @@ func TestOvertaken(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"Fresh": func() error { _, err := s.Fresh(t.Context()); return err },
 		"Watch": func() error { _, err := s.Watch(t.Context(), "", last.Revision); return err },
+		"At":    func() error { _, err := s.At(t.Context(), last.Revision); return err },
 		"Commit": func() error {
 			_, err := s.Commit(t.Context(), []storage.Write{{Key: "b", Value: []byte("1")}})
 			return err
