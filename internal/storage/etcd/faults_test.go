@@ -321,7 +321,7 @@ func TestRevokedRegistration(t *testing.T) {
 }
 
 // TestFailedMember checks a server whose store has failed. It is not valid, and commits of other servers do not wait
-// for it, although it is still connected to etcd.
+// for it, although it is still connected to etcd. It publishes no later changes.
 func TestFailedMember(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	r := newRelay(t, e.URL)
@@ -335,4 +335,7 @@ func TestFailedMember(t *testing.T) {
 	}
 	put(t, a, storage.Write{Key: "rules/a", Value: []byte("1")})
 	wait(t, "the server is still registered", func() bool { return a.Servers() == 1 })
+	if b.Head().Get("rules/a") != nil {
+		t.Error("the failed store has published a change")
+	}
 }

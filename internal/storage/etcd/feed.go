@@ -99,7 +99,7 @@ func (s *Store) watch(after *int64) error {
 		if err := resp.Err(); err != nil {
 			return err
 		}
-		if s.position.connections.Load() != connections {
+		if s.position.connections.Load() != connections || s.Failed() != nil {
 			return nil
 		}
 		err := s.checkCluster(resp.Header.ClusterId)
