@@ -21,6 +21,18 @@ type fence struct {
 	valid   func() error
 	began   bool // WriteHeader was called
 	refused bool // the response is the 503
+	opened  bool // Open was called
+}
+
+// Open lets the rest of the response pass. It must contain no data.
+func (f *fence) Open() { f.opened = true }
+
+// check returns an error if no response may pass.
+func (f *fence) check() error {
+	if f.opened {
+		return nil
+	}
+	return f.valid()
 }
 
 // errFenced ends a response that has begun.
@@ -33,14 +45,17 @@ func isFenced(path string) bool {
 
 // WriteHeader implements http.ResponseWriter.
 func (f *fence) WriteHeader(status int) {
-	if f.began || f.valid() == nil {
+	err := error(nil)
+	if !f.began {
+		err = f.check()
+	}
+	if err == nil {
 		f.began = true
 		f.ResponseWriter.WriteHeader(status)
 		return
 	}
 	f.began, f.refused = true, true
-	s := encoding.StatusOf(verb.RetryLater("the server's storage is unavailable: " +
-		"retry, and read the object first if the request was a write"))
+	s := encoding.StatusOf(verb.Invalid(err))
 	s.TypeMeta = encoding.StatusType
 	body, err := (&encoding.Media{Offer: encoding.Offer{Format: encoding.FormatJSON}}).EncodeStatus(s)
 	if err != nil {
@@ -59,7 +74,7 @@ func (f *fence) Write(p []byte) (int, error) {
 	if !f.began {
 		f.WriteHeader(http.StatusOK)
 	}
-	if f.refused || f.valid() != nil {
+	if f.refused || f.check() != nil {
 		return 0, errFenced
 	}
 	return f.ResponseWriter.Write(p)
@@ -70,7 +85,7 @@ func (f *fence) Flush() { _ = http.NewResponseController(f.ResponseWriter).Flush
 
 // Hijack implements http.Hijacker.
 func (f *fence) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	if err := f.valid(); err != nil {
+	if err := f.check(); err != nil {
 		return nil, nil, err
 	}
 	return http.NewResponseController(f.ResponseWriter).Hijack()

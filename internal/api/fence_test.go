@@ -67,3 +67,35 @@ func TestFence(t *testing.T) {
 		t.Errorf("the metrics contain no request with the status 503: %v", err)
 	}
 }
+
+// TestFenceIsOpened checks that an answer without data passes after the server has become invalid, and that nothing
+// follows a 503.
+func TestFenceIsOpened(t *testing.T) {
+	invalid := false
+	w := httptest.NewRecorder()
+	f := &fence{ResponseWriter: w, valid: func() error {
+		if invalid {
+			return errors.New("no longer valid")
+		}
+		return nil
+	}}
+	for _, text := range []string{"a", "b", "c"} {
+		if text == "c" {
+			f.Open()
+		}
+		if _, err := f.Write([]byte(text)); (err != nil) != (text == "b") {
+			t.Errorf("the write of %s returns %v", text, err)
+		}
+		invalid = true
+	}
+	if got := w.Body.String(); got != "ac" {
+		t.Errorf("the response is %s, want ac", got)
+	}
+	w = httptest.NewRecorder()
+	f = &fence{ResponseWriter: w, valid: f.valid}
+	f.WriteHeader(http.StatusOK)
+	f.Open()
+	if _, err := f.Write([]byte("late")); err == nil || w.Code != http.StatusServiceUnavailable {
+		t.Errorf("got %d %s, %v", w.Code, w.Body, err)
+	}
+}
