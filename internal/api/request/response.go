@@ -48,7 +48,7 @@ func (q *Request) Fail(err error) {
 	q.writeStatus(int(s.Code), s)
 }
 
-// OpenFence lets a response pass that contains only the error verb.ErrHistoryLost, also from a server that must not send
+// OpenFence lets a response pass that contains only the error verb.ErrHistoryLost, although the server must not send
 // data any more. It does nothing for other errors.
 func (q *Request) OpenFence(err error) {
 	if f, fenced := q.W.(interface{ Open() }); fenced && err == verb.ErrHistoryLost {

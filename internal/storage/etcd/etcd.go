@@ -214,8 +214,8 @@ func (s *Store) Failed() error {
 func (s *Store) fail(cause error) {
 	err := fmt.Errorf("%w: %w", storage.ErrFailed, cause)
 	if s.failed.CompareAndSwap(nil, &err) {
-		s.options.Logger.Error("cannot receive changes from etcd any more: all requests fail until the server is restarted",
-			"err", cause)
+		s.options.Logger.Error("cannot receive changes from etcd any more: all requests fail until the server is "+
+			"restarted", "err", cause)
 		if s.Replica != nil {
 			s.Reset(s.Head(), s.Head().Revision()) // ends all watches
 		}
