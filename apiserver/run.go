@@ -30,7 +30,7 @@ func (s *Server) runLoops() {
 	s.stopLoops = cancel
 	ctx = upstream.WithLogger(ctx, s.config.Logger)
 	s.loops.Go(func() {
-		// A server with a failed store continues until it is restarted, so that it tells all clients to list again.
+		// A server with a failed store continues until it is restarted, so that all clients get a 410 and list again.
 		if err := s.feed.Run(ctx); ctx.Err() == nil && !errors.Is(err, storage.ErrFailed) {
 			s.fail(fmt.Errorf("send changes to the controllers: %w", err))
 		}
