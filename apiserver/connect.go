@@ -183,7 +183,7 @@ func (s *Server) join(ctx context.Context) error {
 	})
 }
 
-// valid returns the function that reports whether other servers wait for this one, or nil if there are none.
+// valid returns the function that reports whether this server may answer requests, or nil if it always may.
 func (s *Server) valid() func() error {
 	if s.etcd == nil {
 		return nil

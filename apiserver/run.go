@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/controllers/bootstrap"
 	"github.com/trellis-k8s/trellis/internal/controllers/upstream"
 	"github.com/trellis-k8s/trellis/internal/serving"
+	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // run serves requests of clients and starts the loops.
@@ -28,7 +30,8 @@ func (s *Server) runLoops() {
 	s.stopLoops = cancel
 	ctx = upstream.WithLogger(ctx, s.config.Logger)
 	s.loops.Go(func() {
-		if err := s.feed.Run(ctx); ctx.Err() == nil {
+		// A server with a failed store continues until it is restarted, so that all clients get a 410 and list again.
+		if err := s.feed.Run(ctx); ctx.Err() == nil && !errors.Is(err, storage.ErrFailed) {
 			s.fail(fmt.Errorf("send changes to the controllers: %w", err))
 		}
 	})

@@ -50,7 +50,8 @@ type Config struct {
 	// MemoryBudget is the memory in bytes for the bodies of all requests in progress; 0 means 1 GiB.
 	MemoryBudget int64
 	// Valid returns an error while the kinds and roles of this server may be outdated, because other servers no longer
-	// wait for it. The server then answers with 503. nil means that the server is always valid.
+	// wait for it or the store has failed. The server then answers with 503, or with 410 if the client must list again.
+	// nil means that the server is always valid.
 	Valid func() error
 }
 

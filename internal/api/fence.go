@@ -21,6 +21,18 @@ type fence struct {
 	valid   func() error
 	began   bool // WriteHeader was called
 	refused bool // the response is the 503
+	opened  bool // Open was called
+}
+
+// Open lets the rest of the response pass. It must contain no data.
+func (f *fence) Open() { f.opened = true }
+
+// Check returns an error if no response may pass. A watch calls it after Hijack.
+func (f *fence) Check() error {
+	if f.opened {
+		return nil
+	}
+	return f.valid()
 }
 
 // errFenced ends a response that has begun.
@@ -39,14 +51,17 @@ func isFenced(path string) bool {
 
 // WriteHeader implements http.ResponseWriter.
 func (f *fence) WriteHeader(status int) {
-	if f.began || f.valid() == nil {
+	err := error(nil)
+	if !f.began {
+		err = f.Check()
+	}
+	if err == nil {
 		f.began = true
 		f.ResponseWriter.WriteHeader(status)
 		return
 	}
 	f.began, f.refused = true, true
-	s := encoding.StatusOf(verb.RetryLater("the server's storage is unavailable: " +
-		"retry, and read the object first if the request was a write"))
+	s := encoding.StatusOf(verb.Invalid(err))
 	s.TypeMeta = encoding.StatusType
 	body, err := (&encoding.Media{Offer: encoding.Offer{Format: encoding.FormatJSON}}).EncodeStatus(s)
 	if err != nil {
@@ -65,7 +80,7 @@ func (f *fence) Write(p []byte) (int, error) {
 	if !f.began {
 		f.WriteHeader(http.StatusOK)
 	}
-	if f.refused || f.valid() != nil {
+	if f.refused || f.Check() != nil {
 		return 0, errFenced
 	}
 	return f.ResponseWriter.Write(p)
@@ -76,7 +91,7 @@ func (f *fence) Flush() { _ = http.NewResponseController(f.ResponseWriter).Flush
 
 // Hijack implements http.Hijacker.
 func (f *fence) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	if err := f.valid(); err != nil {
+	if err := f.Check(); err != nil {
 		return nil, nil, err
 	}
 	return http.NewResponseController(f.ResponseWriter).Hijack()

@@ -9,6 +9,7 @@ package engine
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -47,7 +48,8 @@ type Config struct {
 	RevalidateInterval time.Duration
 	// Admission holds the admission plugins for writes. They run after admission.Lifecycle.
 	Admission admission.Plugins
-	// Failed is called if the Engine can no longer follow the CRDs in the store. It may be nil.
+	// Failed is called if the Engine can no longer follow the CRDs in the store, unless the store has failed. It may be
+	// nil.
 	Failed func(error)
 }
 
@@ -81,7 +83,7 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 		}
 		err = fmt.Errorf("cannot follow resource definitions: %w", err)
 		cancel(err)
-		if c.Failed != nil {
+		if c.Failed != nil && !errors.Is(err, storage.ErrFailed) {
 			c.Failed(err)
 		}
 	})

@@ -8,7 +8,7 @@
 // revisions. Head returns the newest state that this process has seen and never blocks. Fresh also includes all
 // commits of other processes that completed before the call. Wait returns the head once it has reached a revision.
 // At returns the state at an older revision, and Watch the changes after it. Errors that wrap ErrUnavailable
-// are temporary. After ErrFailed, reads continue, but writes fail until the server is restarted.
+// are temporary. After ErrFailed, Head can still be read, but writes fail until the server is restarted.
 //
 // # Snapshots and history
 //
@@ -61,7 +61,8 @@
 // Options.Everywhere wait until all registered servers have applied them. Without a valid registration, a server
 // commits nothing, and Valid returns an error, so it must not answer requests. Each new connection is verified: if etcd
 // has lost the history that the store has read, the store fails. It also fails if an event, a conflict or a response of
-// etcd contradicts this history. It skips events that etcd repeats.
+// etcd contradicts this history. It skips events that etcd repeats. After a failure, Valid, Fresh, At and Watch return
+// ErrFailed, and the registration ends.
 //
 // # Crashes
 //

@@ -70,6 +70,7 @@ func (q call) watch() error {
 	if o.TimeoutSeconds != nil && *o.TimeoutSeconds > 0 {
 		duration = time.Duration(min(*o.TimeoutSeconds, int64(24*365*time.Hour/time.Second))) * time.Second
 	}
+	q.OpenFence(w.Err()) // such a watch has no events
 	var out sink
 	if websocket.IsWebSocketUpgrade(q.R) {
 		if out, err = q.upgrade(); err != nil {
@@ -213,6 +214,8 @@ func (s *stream) forward() bool {
 		clear(s.batch)
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
+				s.flush() // the earlier events are not sent if the server is not valid
+				s.OpenFence(err)
 				s.addError(err)
 			}
 			s.flush()

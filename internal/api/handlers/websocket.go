@@ -19,6 +19,7 @@ const bearerProtocol = "base64url.bearer.authorization.k8s.io."
 type webSocket struct {
 	conn   *websocket.Conn
 	kind   int
+	check  func() error // returns an error if the server must not send events; nil if it always may
 	closed chan struct{}
 }
 
@@ -38,6 +39,9 @@ func (q call) upgrade() (sink, error) {
 		return nil, err
 	}
 	s := &webSocket{conn: conn, kind: websocket.BinaryMessage, closed: make(chan struct{})}
+	if f, fenced := q.W.(interface{ Check() error }); fenced {
+		s.check = f.Check
+	}
 	if q.Media.Format == encoding.FormatJSON {
 		s.kind = websocket.TextMessage
 	}
@@ -62,6 +66,11 @@ func (s *webSocket) send(frames []byte, ends []int) error {
 	}
 	start := 0
 	for _, end := range ends {
+		if s.check != nil {
+			if err := s.check(); err != nil {
+				return err
+			}
+		}
 		if err := s.conn.WriteMessage(s.kind, frames[start:end]); err != nil {
 			return err
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/api/gzipped"
 	"github.com/trellis-k8s/trellis/internal/engine/record"
 	"github.com/trellis-k8s/trellis/internal/engine/scales"
+	"github.com/trellis-k8s/trellis/internal/engine/verb"
 )
 
 const (
@@ -39,11 +40,20 @@ func (q *Request) Fail(err error) {
 		q.writeNoHandler()
 		return
 	}
+	q.OpenFence(err)
 	s := encoding.StatusOf(err)
 	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
 		q.W.Header().Set("Retry-After", strconv.Itoa(int(s.Details.RetryAfterSeconds)))
 	}
 	q.writeStatus(int(s.Code), s)
+}
+
+// OpenFence lets a response pass that contains only the error verb.ErrHistoryLost, although the server must not send
+// data any more. It does nothing for other errors.
+func (q *Request) OpenFence(err error) {
+	if f, fenced := q.W.(interface{ Open() }); fenced && err == verb.ErrHistoryLost {
+		f.Open()
+	}
 }
 
 // writeStatus writes a Status in an encoding that the client accepts.

@@ -168,11 +168,14 @@ func (r *Reader) snapshot(ctx context.Context, q *query, o *ListOptions) (*stora
 
 // atRevision returns the snapshot at revision. If the store has not reached the revision, it waits.
 func (r *Reader) atRevision(ctx context.Context, revision int64) (*storage.Snapshot, error) {
-	head, err := r.waitForRevision(ctx, revision)
-	if err != nil || head.Revision() == revision {
-		return head, err
+	if _, err := r.waitForRevision(ctx, revision); err != nil {
+		return nil, err
 	}
-	return r.Store.At(ctx, revision)
+	snap, err := r.Store.At(ctx, revision)
+	if errors.Is(err, storage.ErrFailed) {
+		err = verb.ErrHistoryLost
+	}
+	return snap, err
 }
 
 // resume returns the snapshot of a continue token and the key to start at.

@@ -119,14 +119,10 @@ func (w *Watch) start(ctx context.Context, r *Reader, revision int64, o *ListOpt
 	case errors.As(err, &compacted):
 		return expired(compacted)
 	case errors.Is(err, storage.ErrFailed):
-		return errHistoryLost
+		return verb.ErrHistoryLost
 	}
 	return err
 }
-
-// errHistoryLost is the 410 for a watch after the store has failed. Without it, the client could continue the watch at
-// another server, which has another history.
-var errHistoryLost = apierrors.NewResourceExpired("the server's storage has failed: list again")
 
 // expired returns the 410 for a watch from a revision that is no longer in the history.
 func expired(c *storage.CompactedError) error {
@@ -137,6 +133,9 @@ func (w *Watch) fail(err error) {
 	w.initial, w.err = nil, err
 	w.signalReady()
 }
+
+// Err returns the error that ends the watch, or nil.
+func (w *Watch) Err() error { return w.err }
 
 // signalReady closes the channel that Ready returns.
 func (w *Watch) signalReady() {
@@ -199,7 +198,7 @@ func (w *Watch) Take(buf []WatchEvent) ([]WatchEvent, error) {
 	if err != nil && w.err == nil {
 		w.err = io.EOF
 		if w.failed() != nil {
-			w.err = errHistoryLost
+			w.err = verb.ErrHistoryLost
 		}
 	}
 	if w.err == nil {

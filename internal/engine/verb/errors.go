@@ -76,6 +76,19 @@ func Status(err error) error {
 	return apierrors.NewInternalError(err)
 }
 
+// ErrHistoryLost is the 410 for a watch or list of a history that the store has lost. Without it, the client could
+// continue at another server, which has another history.
+var ErrHistoryLost = apierrors.NewResourceExpired("the server's storage has failed: list again")
+
+// Invalid returns the 503 of a server that must not answer because of an error of the store.
+func Invalid(err error) error {
+	reason := "is unavailable: retry"
+	if errors.Is(err, storage.ErrFailed) {
+		reason = "has failed: retry after the server is restarted"
+	}
+	return RetryLater("the server's storage " + reason + ", and read the object first if the request was a write")
+}
+
 // RetryLater returns a 503 with Retry-After. client-go then retries the request.
 func RetryLater(message string) error {
 	err := apierrors.NewServiceUnavailable(message)

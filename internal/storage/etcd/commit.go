@@ -39,9 +39,6 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	if s.closing {
 		return nil, storage.ErrClosed
 	}
-	if err := s.Failed(); err != nil {
-		return nil, err
-	}
 	if err := s.Valid(); err != nil {
 		return nil, err
 	}

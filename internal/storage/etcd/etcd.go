@@ -198,6 +198,14 @@ func (s *Store) etcdKey(etcdKey string) string {
 	return s.options.Prefix + strings.TrimPrefix(etcdKey, s.options.Base)
 }
 
+// At implements storage.Store. It returns an error after the store has failed, because etcd has another history.
+func (s *Store) At(ctx context.Context, revision int64) (*storage.Snapshot, error) {
+	if err := s.Failed(); err != nil {
+		return nil, err
+	}
+	return s.Replica.At(ctx, revision)
+}
+
 // Failed implements storage.Store. A store fails if it can no longer receive changes from etcd.
 func (s *Store) Failed() error {
 	if p := s.failed.Load(); p != nil {
@@ -209,8 +217,8 @@ func (s *Store) Failed() error {
 func (s *Store) fail(cause error) {
 	err := fmt.Errorf("%w: %w", storage.ErrFailed, cause)
 	if s.failed.CompareAndSwap(nil, &err) {
-		s.options.Logger.Error("cannot receive changes from etcd any more: writes, watches and consistent reads fail "+
-			"until the server is restarted", "err", cause)
+		s.options.Logger.Error("cannot receive changes from etcd any more: all requests fail until the server is "+
+			"restarted", "err", cause)
 		if s.Replica != nil {
 			s.Reset(s.Head(), s.Head().Revision()) // ends all watches
 		}

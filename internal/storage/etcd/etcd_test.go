@@ -308,19 +308,7 @@ func TestOvertaken(t *testing.T) {
 	p := newProxy(t, e.URL)
 	s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{p.url}}, Timeout: 4 * time.Second})
 	put(t, s, storage.Write{Key: "a", Value: []byte("1")})
-	older := t.TempDir()
-	p.close()
-	e.Kill()
-	if err := os.CopyFS(older, os.DirFS(e.Dir)); err != nil {
-		t.Fatal(err)
-	}
-	e.Start()
-	p.open()
-	for err := storage.ErrUnavailable; err != nil; {
-		if _, err = s.Fresh(t.Context()); err != nil && !errors.Is(err, storage.ErrUnavailable) {
-			t.Fatal(err)
-		}
-	}
+	older := copyEtcd(t, e, p, s)
 	last := put(t, s, storage.Write{Key: "lost", Value: []byte("1")})
 	w, err := s.Watch(t.Context(), "", last.Revision)
 	if err != nil {
@@ -346,6 +334,7 @@ func TestOvertaken(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"Fresh": func() error { _, err := s.Fresh(t.Context()); return err },
 		"Watch": func() error { _, err := s.Watch(t.Context(), "", last.Revision); return err },
+		"At":    func() error { _, err := s.At(t.Context(), last.Revision); return err },
 		"Commit": func() error {
 			_, err := s.Commit(t.Context(), []storage.Write{{Key: "b", Value: []byte("1")}})
 			return err
@@ -357,6 +346,66 @@ func TestOvertaken(t *testing.T) {
 	}
 	if s.Head().Get("foreign-39") != nil {
 		t.Error("the store has read the other history")
+	}
+}
+
+// copyEtcd restarts etcd, and returns a copy of its data. It waits until the store s has connected again, through p.
+func copyEtcd(t *testing.T, e *storagetest.Etcd, p *proxy, s *etcd.Store) (older string) {
+	t.Helper()
+	older = t.TempDir()
+	p.close()
+	e.Kill()
+	if err := os.CopyFS(older, os.DirFS(e.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	e.Start()
+	p.open()
+	for err := storage.ErrUnavailable; err != nil; {
+		if _, err = s.Fresh(t.Context()); err != nil && !errors.Is(err, storage.ErrUnavailable) {
+			t.Fatal(err)
+		}
+	}
+	return older
+}
+
+// TestOvertakenAfterDeletion is like TestOvertaken, for a history that ends with a deletion. The other history begins
+// before the deletion or before the creation of the key. It may delete the key, too. A restart of etcd without a loss
+// has no effect.
+func TestOvertakenAfterDeletion(t *testing.T) {
+	for name, since := range map[string]struct {
+		creation bool
+		foreign  string // key that the other history deletes after its first revision
+	}{
+		"before the deletion": {},
+		"before the creation": {creation: true},
+		"deleted later":       {foreign: "a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := storagetest.StartEtcd(t)
+			p := newProxy(t, e.URL)
+			s := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{p.url}}, Timeout: 4 * time.Second})
+			put(t, s, storage.Write{Key: "first", Value: []byte("1")})
+			before := copyEtcd(t, e, p, s)
+			made := put(t, s, storage.Write{Key: "a", Value: []byte("1")})
+			older := copyEtcd(t, e, p, s)
+			if since.creation {
+				older = before
+			}
+			put(t, s, storage.Write{Key: "a", Expected: made.Revision})
+			copyEtcd(t, e, p, s)
+			p.close()
+			e.Restore(older)
+			c := newClient(t, e.URL)
+			foreignPut(t, c, "b", "1")
+			if since.foreign != "" {
+				foreignDelete(t, c, since.foreign)
+			}
+			for i := range 40 {
+				foreignPut(t, c, fmt.Sprint("foreign-", i), "1")
+			}
+			p.open()
+			wantFailed(t, s, "/registry/a is not the same as before")
+		})
 	}
 }
 

@@ -326,3 +326,23 @@ func TestRevokedRegistration(t *testing.T) {
 	wait(t, "the server does not become valid", func() bool { return s.Valid() == nil })
 	put(t, s, storage.Write{Key: "a", Value: []byte("1")})
 }
+
+// TestFailedMember checks a server whose store has failed. It is not valid, and commits of other servers do not wait
+// for it, although it is still connected to etcd. It publishes no later changes.
+func TestFailedMember(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	r := newRelay(t, e.URL)
+	a, b := join(t, e.URL, nil), join(t, r.url, nil)
+	r.setHeaders(t, func(h *pb.ResponseHeader) { h.ClusterId++ })
+	if _, err := b.Fresh(t.Context()); !errors.Is(err, storage.ErrFailed) {
+		t.Fatalf("Fresh: %v", err)
+	}
+	if err := b.Valid(); !errors.Is(err, storage.ErrFailed) {
+		t.Errorf("Valid: %v", err)
+	}
+	put(t, a, storage.Write{Key: "rules/a", Value: []byte("1")})
+	wait(t, "the server is still registered", func() bool { return a.Servers() == 1 })
+	if b.Head().Get("rules/a") != nil {
+		t.Error("the failed store has published a change")
+	}
+}

@@ -99,7 +99,7 @@ func (s *Store) watch(after *int64) error {
 		if err := resp.Err(); err != nil {
 			return err
 		}
-		if s.position.connections.Load() != connections {
+		if s.position.connections.Load() != connections || s.Failed() != nil {
 			return nil
 		}
 		err := s.checkCluster(resp.Header.ClusterId)
@@ -121,7 +121,7 @@ func (s *Store) watch(after *int64) error {
 // publish adds events of etcd to the replica. It skips events that etcd has sent before, as after a member has received
 // a snapshot of the others. It returns an error and adds nothing if the events contradict the published history.
 func (s *Store) publish(received []*clientv3.Event, after *int64) error {
-	d, newest := s.Head().Draft(), s.position.newest.Load()
+	d, newest := s.Head().Draft(), (*mvccpb.KeyValue)(nil)
 	for _, r := range received {
 		e := s.event(r)
 		switch known, repeated := s.isRepeated(e, d, *after); {
@@ -134,9 +134,7 @@ func (s *Store) publish(received []*clientv3.Event, after *int64) error {
 		if d.Add(e); !isSuccessor(r, e.Previous) {
 			return fmt.Errorf("the watch of etcd has omitted changes of %s before revision %d", r.Kv.Key, e.Revision)
 		}
-		if e.Record != nil {
-			newest = r.Kv
-		}
+		newest = r.Kv
 	}
 	if len(d.Events) == 0 {
 		return nil

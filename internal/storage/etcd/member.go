@@ -69,8 +69,12 @@ func (s *Store) Join(ctx context.Context, applied func(ctx context.Context, revi
 	return nil
 }
 
-// Valid returns an ErrUnavailable while the server has no valid registration, and nil otherwise.
+// Valid returns an ErrUnavailable while the server has no valid registration, an ErrFailed after the store has failed,
+// and nil otherwise.
 func (s *Store) Valid() error {
+	if err := s.Failed(); err != nil {
+		return err
+	}
 	m := s.member.Load()
 	if m == nil || int64(sinceBoot()) < m.current.Load().deadline.Load() {
 		return nil
@@ -127,18 +131,16 @@ func (m *member) acknowledge(ctx context.Context, r *registration) error {
 	return err
 }
 
-// renewals renews the registration until Close, and then removes it. If the registration has expired, it creates a new
-// one.
+// renewals renews the registration until Close or until the store has failed, and then removes it. If the registration
+// has expired, it creates a new one.
 func (m *member) renewals() {
 	s := m.store
+	defer m.revoke()
 	tick := time.NewTicker(memberTTL / 3)
 	defer tick.Stop()
-	for {
+	for s.Failed() == nil {
 		select {
 		case <-s.lifetime.Done():
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-			_, _ = s.client.Revoke(ctx, m.current.Load().lease) // without this, other servers wait until it expires
-			cancel()
 			return
 		case <-tick.C:
 		}
@@ -146,6 +148,13 @@ func (m *member) renewals() {
 			s.options.Logger.Warn("cannot renew the registration of the server in etcd", "err", err)
 		}
 	}
+}
+
+// revoke removes the registration. Without this, other servers wait until it expires.
+func (m *member) revoke() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, _ = m.store.client.Revoke(ctx, m.current.Load().lease)
 }
 
 func (m *member) renew() error {
@@ -167,10 +176,10 @@ func (m *member) renew() error {
 	return err
 }
 
-// acknowledgements acknowledges the writes of other servers until Close.
+// acknowledgements acknowledges the writes of other servers until Close or until the store has failed.
 func (m *member) acknowledgements() {
 	s := m.store
-	for {
+	for s.Failed() == nil {
 		select {
 		case <-s.lifetime.Done():
 			return

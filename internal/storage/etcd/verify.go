@@ -15,8 +15,10 @@ import (
 
 // position identifies the history that the store has read.
 type position struct {
-	cluster atomic.Uint64                   // ID of the cluster; 0 before the first response
-	newest  atomic.Pointer[mvccpb.KeyValue] // the newest key-value pair received; nil before the first one
+	cluster atomic.Uint64 // ID of the cluster; 0 before the first response
+	// newest is the newest key-value pair received. After a deletion it has only a key and a revision. It is nil before
+	// the first one.
+	newest atomic.Pointer[mvccpb.KeyValue]
 	// connections counts the connections to etcd. A watch ends when it changes.
 	connections atomic.Int64
 }
@@ -49,7 +51,9 @@ func (s *Store) dial(ctx context.Context, address string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", address)
 }
 
-// verify checks that etcd has the key-value pair newest at its revision. If etcd has another history, the store fails.
+// verify checks that the newest event is in etcd's history. If etcd has another history, the store fails. If etcd has
+// compacted the event, verify checks only the ID of the cluster. The watch then ends with the same error, unless the
+// compacted revision is that of the event, and resync compares the states.
 func (s *Store) verify(ctx context.Context, address string, newest *mvccpb.KeyValue) error {
 	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout/4)
 	defer cancel()
@@ -58,9 +62,9 @@ func (s *Store) verify(ctx context.Context, address string, newest *mvccpb.KeyVa
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	resp, err := client.Get(ctx, string(newest.Key), clientv3.WithRev(newest.ModRevision))
-	compacted := isCompacted(err)
-	if compacted { // the watch ends with the same error, and resync compares the states
+	resp, same, err := readEvent(ctx, client, newest)
+	if isCompacted(err) {
+		same = true
 		resp, err = client.Get(ctx, string(newest.Key))
 	}
 	switch {
@@ -68,17 +72,31 @@ func (s *Store) verify(ctx context.Context, address string, newest *mvccpb.KeyVa
 		err = replaced(fmt.Errorf("its revision is lower than %d", newest.ModRevision))
 	case err != nil:
 		return err
+	case !same:
+		err = replaced(fmt.Errorf("%s is not the same as before at revision %d", newest.Key, newest.ModRevision))
 	default:
 		err = s.checkCluster(resp.Header.ClusterId)
-	}
-	if err == nil && !compacted && (len(resp.Kvs) != 1 || !samePair(resp.Kvs[0], newest)) {
-		err = replaced(fmt.Errorf("%s is not the same as before at revision %d", newest.Key, newest.ModRevision))
 	}
 	if err == nil {
 		return nil
 	}
 	s.fail(err)
 	return s.Failed()
+}
+
+// readEvent reports whether etcd has an event: the same key-value pair, or a deletion, at its revision.
+func readEvent(ctx context.Context, client *clientv3.Client, e *mvccpb.KeyValue) (
+	resp *clientv3.GetResponse, same bool, err error,
+) {
+	resp, err = client.Get(ctx, string(e.Key), clientv3.WithRev(e.ModRevision))
+	if err != nil || e.Version > 0 { // the version of a deleted key is 0
+		return resp, err == nil && len(resp.Kvs) == 1 && samePair(resp.Kvs[0], e), err
+	}
+	if len(resp.Kvs) > 0 {
+		return resp, false, nil
+	}
+	resp, err = client.Get(ctx, string(e.Key), clientv3.WithRev(e.ModRevision-1), clientv3.WithKeysOnly())
+	return resp, err == nil && len(resp.Kvs) == 1, err
 }
 
 func samePair(a, b *mvccpb.KeyValue) bool {
