@@ -55,6 +55,8 @@ func TestReplicas(t *testing.T) {
 		}{
 			{"kill a replica", 3 * time.Second},
 			{"kill a member", 3 * time.Second},
+			{"pause a member", 5 * time.Second},
+			{"partition a replica from one member", 3 * time.Second},
 			{"resume a partitioned replica", 7 * time.Second}, // longer than a registration is valid
 			{"partition a replica from etcd", 7 * time.Second},
 			{"restart replicas in turn", 0},
