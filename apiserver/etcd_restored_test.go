@@ -53,7 +53,7 @@ func TestEtcdRestoredWhileDown(t *testing.T) {
 func testRestored(t *testing.T, restore func(e *storagetest.Etcd, s *program.Server, older string)) {
 	e, dir := storagetest.StartEtcd(t), filepath.Join(t.TempDir(), "server")
 	s := program.StartServer(t, program.Build(t), dir, "127.0.0.1", "--etcd-servers="+e.URL)
-	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(dir, "admin.kubeconfig"))
+	config, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,13 +123,7 @@ func testRestored(t *testing.T, restore func(e *storagetest.Etcd, s *program.Ser
 	if err := get("/readyz/shutdown", "", ""); err != nil {
 		t.Errorf("the server ends after the restore: %v", err)
 	}
-	if err := s.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.WaitReady(); err != nil {
+	if err := s.Restart(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := maps.Get(t.Context(), "kept", metav1.GetOptions{}); err != nil {

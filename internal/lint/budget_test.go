@@ -29,7 +29,6 @@ var budgets = map[string]int{
 	"internal/konnectivity/server": 2010,
 	"internal/merge":               2650,
 	"internal/object":              2560,
-	"internal/storage/etcd":        2100,
 }
 
 // TestTypesAreSmall checks that structs have at most 30 fields, and interfaces at most 8 methods.

@@ -25,7 +25,7 @@ import (
 const (
 	workers        = 4
 	objectsPerKind = 10
-	// stepTimeout limits the time until a request succeeds or a deletion is complete.
+	// stepTimeout limits the time to create, use and delete a kind.
 	stepTimeout = time.Minute
 )
 

@@ -40,7 +40,7 @@ func (m *meter) String() string {
 		s.descriptors, s.heap/(1<<20), s.resident/(1<<20))
 }
 
-// reset forgets the samples of a process that has ended.
+// reset discards all samples, because the process has restarted or the controllers run in another process.
 func (m *meter) reset() { m.samples, m.reference = 0, sample{} }
 
 // measure takes a sample. It returns an error if the server uses more than at the reference after settleTime.

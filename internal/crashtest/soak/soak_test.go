@@ -59,7 +59,7 @@ func TestSoak(t *testing.T) {
 func soak(t *testing.T, servers []*program.Server, load time.Duration, n int) {
 	meters, clients := []*meter{}, []*client{}
 	for _, s := range servers {
-		config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(s.Dir, "admin.kubeconfig"))
+		config, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +89,7 @@ func soak(t *testing.T, servers []*program.Server, load time.Duration, n int) {
 		t.Logf("load %d: %d kinds: %v", i, kinds, meters)
 		if part := n / parts; (i+1)%part == 0 && i+1 < n { // the servers restart in turn
 			j := i / part % len(servers)
-			if err := restart(servers[j]); err != nil {
+			if err := servers[j].Restart(); err != nil {
 				t.Fatal(err)
 			}
 			meters[j].reset()
@@ -100,14 +100,4 @@ func soak(t *testing.T, servers []*program.Server, load time.Duration, n int) {
 			t.Errorf("%s: no sample was compared", m.name)
 		}
 	}
-}
-
-func restart(s *program.Server) error {
-	if err := s.Stop(); err != nil {
-		return err
-	}
-	if err := s.Start(); err != nil {
-		return err
-	}
-	return s.WaitReady()
 }

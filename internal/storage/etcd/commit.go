@@ -56,7 +56,7 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	defer s.inFlight.remove(writes)
 	resp, err := s.send(limited, &t)
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // the lease has ended since another write has requested it
-		s.leases.forget()
+		s.leases.Forget()
 		if t, err = s.transaction(limited, writes, guards); err != nil {
 			return nil, err
 		}
@@ -139,7 +139,7 @@ func (s *Store) transaction(
 		}
 		var lease clientv3.LeaseID
 		if w.TTL > 0 {
-			if lease, err = s.lease(ctx, w.TTL); err != nil {
+			if lease, err = s.leases.For(ctx, s.client, s.options.Now(), w.TTL); err != nil {
 				if errors.Is(err, rpctypes.ErrNoSpace) {
 					return t, rejection(err)
 				}

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/backoff"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/etcd/lease"
 )
 
 // Options configures the connection to etcd and the part of etcd that the store uses.
@@ -97,7 +98,7 @@ type Store struct {
 	secure    *tls.Config // nil means no TLS
 	position  position
 	revisions readBatcher
-	leases    leases
+	leases    *lease.Leases
 	inFlight  inFlight
 	watches   atomic.Int64           // how many watches of etcd have ended
 	member    atomic.Pointer[member] // nil before Join
@@ -118,7 +119,7 @@ type Store struct {
 // Open connects to etcd and loads all keys below Prefix. ctx limits only the loading.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	o.setDefaults()
-	s := &Store{options: o, leases: newLeases()}
+	s := &Store{options: o, leases: lease.New()}
 	var err error
 	if s.secure, err = o.tls(); err != nil {
 		return nil, err

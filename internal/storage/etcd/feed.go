@@ -26,7 +26,7 @@ func (s *Store) storageKey(key []byte) string {
 func (s *Store) record(kv *mvccpb.KeyValue) *storage.Record {
 	r := &storage.Record{
 		Key: s.storageKey(kv.Key), Created: kv.CreateRevision, Modified: kv.ModRevision,
-		Expires: s.leases.expiry(clientv3.LeaseID(kv.Lease)),
+		Expires: s.leases.Expiry(clientv3.LeaseID(kv.Lease)),
 	}
 	if s.inFlight.attach(r, kv.Value) {
 		return r
