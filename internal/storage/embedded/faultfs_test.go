@@ -48,11 +48,16 @@ func (f *faultFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error)
 	return f.file(name, false, file, err)
 }
 
+// ReuseForWrite does not call the method of vfs.MemFS, which locks a sync.RWMutex for reading twice. It would never
+// return if CrashClone requested the lock in between.
 func (f *faultFS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	if err := f.write(); err != nil {
 		return nil, err
 	}
-	file, err := f.FS.ReuseForWrite(from, to, c)
+	if err := f.FS.Rename(from, to); err != nil {
+		return nil, err
+	}
+	file, err := f.FS.OpenReadWrite(to, c)
 	return f.file(to, false, file, err)
 }
 
@@ -107,6 +112,37 @@ func (f *faultFile) Sync() error {
 func (f *faultFile) SyncData() error { return f.Sync() }
 
 func (f *faultFile) SyncTo(int64) (bool, error) { return true, f.Sync() }
+
+// TestReuseDuringCrash checks that a faultFS renames log files while another goroutine clones the disk.
+func TestReuseDuringCrash(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	fs := &faultFS{FS: mem}
+	created, err := fs.Create("a", vfs.WriteCategoryUnspecified)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = created.Close()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for range 20000 {
+			f, err := fs.ReuseForWrite("a", "a", vfs.WriteCategoryUnspecified)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = f.Close()
+		}
+	}()
+	for {
+		select {
+		case <-ended:
+			return
+		default:
+			mem.CrashClone(vfs.CrashCloneCfg{})
+		}
+	}
+}
 
 // crash returns the disk after a power failure: all synced data, and some of the unsynced files and blocks.
 // Unsynced data may be torn at the boundaries of sectors.
