@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
@@ -15,6 +16,15 @@ import (
 
 // unavailable returns the storage.ErrUnavailable of a failed request to etcd.
 func unavailable(cause error) error { return fmt.Errorf("%w: %w", storage.ErrUnavailable, cause) }
+
+// startError returns the error of an action, such as "load from", with which a store cannot start.
+func (s *Store) startError(action string, cause error) error {
+	err := fmt.Errorf("%s etcd at %s: %w", action, strings.Join(s.options.Servers, ","), cause)
+	if errors.Is(cause, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: make sure that a majority of its members run and can be reached, and start again", err)
+	}
+	return err
+}
 
 // isCompacted reports whether etcd has compacted the requested revision.
 func isCompacted(err error) bool { return errors.Is(err, rpctypes.ErrCompacted) }
@@ -30,13 +40,32 @@ func (s *Store) readError(err error, revision int64) error {
 	return unavailable(err)
 }
 
+// retry repeats a request until it succeeds, until its error does not depend on the state of etcd, or until ctx ends.
+func retry(ctx context.Context, request func() error) error {
+	for {
+		err := request()
+		if !errors.Is(err, context.DeadlineExceeded) && (err == nil || codeOf(err) != codes.Unavailable) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(reconnectDelay):
+		}
+	}
+}
+
+func codeOf(err error) codes.Code {
+	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
+		return e.Code()
+	}
+	return status.Code(err)
+}
+
 // rejection returns the error of a transaction if err proves that etcd has not executed it. Otherwise it returns
 // nil.
 func rejection(err error) error {
-	code := status.Code(err)
-	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
-		code = e.Code()
-	}
+	code := codeOf(err)
 	switch {
 	case errors.Is(err, rpctypes.ErrTooManyOps), errors.Is(err, rpctypes.ErrRequestTooLarge),
 		code == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max"):

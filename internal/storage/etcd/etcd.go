@@ -132,8 +132,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	head, newest, err := s.load(ctx, nil)
 	if err != nil {
 		s.end()
-		err = fmt.Errorf("load from etcd at %s: %w", strings.Join(o.Servers, ","), err)
-		return nil, errors.Join(err, s.client.Close())
+		return nil, errors.Join(s.startError("load from", err), s.client.Close())
 	}
 	s.Replica = storage.NewReplica(head, 0, s, storage.ReplicaOptions{RecentBytes: o.HistoryBytes})
 	s.position.newest.Store(newest)

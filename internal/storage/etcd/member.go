@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/etcd/boottime"
 )
 
 // Keys below Base that servers use for their coordination. No kind has such keys.
@@ -51,7 +52,7 @@ type registration struct {
 	key      string // in etcd
 	lease    clientv3.LeaseID
 	created  int64        // create revision of the key
-	deadline atomic.Int64 // sinceBoot at which the server must stop answering; 0 before all earlier writes are applied
+	deadline atomic.Int64 // boottime.Now at which the server stops answering; 0 before all earlier writes are applied
 }
 
 // Join registers the server and keeps the registration until Close. The function applied waits until the process has
@@ -62,7 +63,7 @@ func (s *Store) Join(ctx context.Context, applied func(ctx context.Context, revi
 	m.current.Store(&registration{})
 	s.member.Store(m) // before the registration, so that no later barrier is missed
 	if err := m.register(ctx); err != nil {
-		return fmt.Errorf("register the server in etcd: %w", err)
+		return s.startError("register the server in", err)
 	}
 	s.serving.Go(m.renewals)
 	s.serving.Go(m.acknowledgements)
@@ -76,7 +77,7 @@ func (s *Store) Valid() error {
 		return err
 	}
 	m := s.member.Load()
-	if m == nil || int64(sinceBoot()) < m.current.Load().deadline.Load() {
+	if m == nil || int64(boottime.Now()) < m.current.Load().deadline.Load() {
 		return nil
 	}
 	return fmt.Errorf("%w: the server could not renew its registration in etcd", storage.ErrUnavailable)
@@ -90,26 +91,42 @@ func (m *member) register(ctx context.Context) error {
 	s := m.store
 	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
-	began := sinceBoot()
-	lease, err := s.client.Grant(ctx, int64(memberTTL/time.Second))
-	if err != nil {
+	var r *registration
+	var valid int64
+	if err := retry(ctx, func() (err error) { r, valid, err = m.create(ctx); return err }); err != nil {
 		return err
 	}
-	r := &registration{key: s.etcdKey(s.options.Base + membersKey + rand.Text()), lease: lease.ID}
-	put, err := s.client.Put(ctx, r.key, strconv.FormatInt(s.Head().Revision(), 10), clientv3.WithLease(lease.ID))
-	if err != nil {
-		return err
-	}
-	r.created = put.Header.Revision
 	m.current.Store(r)
 	if _, err := s.waitFor(ctx, r.created); err != nil {
+		return fmt.Errorf("receive the changes up to revision %d: %w", r.created, err)
+	}
+	if err := retry(ctx, func() error { return m.acknowledge(ctx, r) }); err != nil {
 		return err
 	}
-	if err := m.acknowledge(ctx, r); err != nil {
-		return err
-	}
-	r.deadline.Store(deadline(began, lease.TTL))
+	r.deadline.Store(valid)
 	return nil
+}
+
+// requestTimeout limits requests that are repeated. It is less than etcd's own limit: a member that has just lost its
+// connection to the leader loses requests, and responds seven seconds later.
+const requestTimeout = memberTTL / 2
+
+// create tries to create a registration, and returns its deadline.
+func (m *member) create(ctx context.Context) (r *registration, valid int64, err error) {
+	s := m.store
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	began := boottime.Now()
+	lease, err := s.client.Grant(ctx, int64(memberTTL/time.Second))
+	if err != nil {
+		return nil, 0, fmt.Errorf("create a lease: %w", err)
+	}
+	key := s.etcdKey(s.options.Base + membersKey + rand.Text())
+	put, err := s.client.Put(ctx, key, strconv.FormatInt(s.Head().Revision(), 10), clientv3.WithLease(lease.ID))
+	if err != nil {
+		return nil, 0, fmt.Errorf("create the registration: %w", err)
+	}
+	return &registration{key: key, lease: lease.ID, created: put.Header.Revision}, deadline(began, lease.TTL), nil
 }
 
 // deadline returns the end of a registration whose last renewal began at a time. ttl is in seconds.
@@ -124,8 +141,10 @@ func (m *member) acknowledge(ctx context.Context, r *registration) error {
 	defer m.acknowledging.Unlock()
 	revision := max(m.barrier.Load(), r.created)
 	if err := m.applied(ctx, revision); err != nil {
-		return err
+		return fmt.Errorf("apply the changes up to revision %d: %w", revision, err)
 	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	_, err := m.store.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(r.key), "=", r.created)).
 		Then(clientv3.OpPut(r.key, strconv.FormatInt(revision, 10), clientv3.WithLease(r.lease))).Commit()
 	return err
@@ -162,8 +181,8 @@ func (m *member) renew() error {
 	if err := m.follows(); err != nil {
 		return err
 	}
-	began, previous := sinceBoot(), r.deadline.Load()
-	ctx, cancel := context.WithTimeout(s.lifetime, memberTTL/2)
+	began, previous := boottime.Now(), r.deadline.Load()
+	ctx, cancel := context.WithTimeout(s.lifetime, requestTimeout)
 	defer cancel()
 	defer s.expectResponse().Stop()
 	resp, err := s.client.KeepAliveOnce(ctx, r.lease)
@@ -256,7 +275,7 @@ func (s *Store) acknowledged(head *storage.Snapshot, revision int64) bool {
 // follows returns an error if the watch of etcd makes no progress. The registration of the server then expires, because
 // the server cannot acknowledge the writes of other servers.
 func (m *member) follows() error {
-	ctx, cancel := context.WithTimeout(m.store.lifetime, memberTTL/2)
+	ctx, cancel := context.WithTimeout(m.store.lifetime, requestTimeout)
 	defer cancel()
 	before := m.store.Head().Revision()
 	if _, err := m.store.Fresh(ctx); err != nil && m.store.Head().Revision() == before {

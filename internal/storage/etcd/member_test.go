@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -95,6 +96,29 @@ func TestEverywhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, a, storage.Write{Key: "rules/b", Value: []byte("1")}) // does not wait for a server that has stopped
+}
+
+// TestLostRegistration checks that a server registers although etcd loses some of its requests. A member that has just
+// lost its connection to the leader loses a request, and responds seven seconds later.
+func TestLostRegistration(t *testing.T) {
+	r := newRelay(t, storagetest.StartEtcd(t).URL)
+	end := make(chan struct{})
+	t.Cleanup(func() { close(end) })
+	lost := map[string]int{methodGrant: 1, methodPut: 1, methodTxn: 1}
+	var mu sync.Mutex
+	r.set(func(method string, response []byte) ([][]byte, error) {
+		mu.Lock()
+		lost[method]--
+		lose := lost[method] >= 0
+		mu.Unlock()
+		if lose {
+			<-end
+		}
+		return [][]byte{response}, nil
+	})
+	if err := join(t, r.url, nil).Valid(); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestPartitionedMember checks a server that loses its connection to etcd. A commit below Options.Everywhere returns

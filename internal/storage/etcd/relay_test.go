@@ -33,6 +33,9 @@ type relay struct {
 
 // The methods of etcd that tests change.
 const (
+	methodGrant       = "/etcdserverpb.Lease/LeaseGrant"
+	methodPut         = "/etcdserverpb.KV/Put"
+	methodTxn         = "/etcdserverpb.KV/Txn"
 	methodRange       = "/etcdserverpb.KV/Range"
 	methodRangeStream = "/etcdserverpb.KV/RangeStream"
 	methodWatch       = "/etcdserverpb.Watch/Watch"

@@ -256,6 +256,17 @@ func TestMembers(t *testing.T) {
 	}
 }
 
+// TestOpenWithoutEtcd checks the error of a start without etcd.
+func TestOpenWithoutEtcd(t *testing.T) {
+	_, err := etcd.Open(t.Context(), etcd.Options{Cluster: etcd.Cluster{Servers: []string{"http://127.0.0.1:1"}},
+		Timeout: 100 * time.Millisecond})
+	const want = "load from etcd at http://127.0.0.1:1: context deadline exceeded: make sure that a majority of its " +
+		"members run and can be reached, and start again"
+	if err == nil || err.Error() != want {
+		t.Errorf("got error %v, want %s", err, want)
+	}
+}
+
 // TestLargeValues checks that a store loads and receives many values of the maximum size.
 func TestLargeValues(t *testing.T) {
 	e := storagetest.StartEtcd(t)
