@@ -1,13 +1,12 @@
 package soak_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -87,26 +86,29 @@ func (s sample) above(reference sample) error {
 		limit("bytes of heap", s.heap, reference.heap, reference.heap/5+4<<20))
 }
 
-// sample reads the metrics of a server after a garbage collection.
+// sample reads the metrics of a server, and the size of its heap after a garbage collection. The metric of the heap
+// would include the garbage of the request that has collected it.
 func (c *client) sample() (s sample, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
 	defer cancel()
-	if _, err := c.get(ctx, "/debug/pprof/heap?gc=1"); err != nil {
+	profile, err := c.get(ctx, "/debug/pprof/heap?gc=1&debug=1")
+	if err != nil {
 		return s, err
 	}
 	text, err := c.get(ctx, "/metrics")
 	if err != nil {
 		return s, err
 	}
-	fields := map[string]*float64{"go_goroutines": &s.goroutines, "process_open_fds": &s.descriptors,
-		"go_memstats_heap_alloc_bytes": &s.heap, "process_resident_memory_bytes": &s.resident}
-	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
-		name, value, _ := strings.Cut(lines.Text(), " ")
-		if f := fields[name]; f != nil {
-			if *f, err = strconv.ParseFloat(value, 64); err != nil {
-				return s, fmt.Errorf("metric %s: %w", name, err)
+	fields := map[string]*float64{"# HeapAlloc =": &s.heap, "go_goroutines": &s.goroutines,
+		"process_open_fds": &s.descriptors, "process_resident_memory_bytes": &s.resident}
+	for line := range bytes.Lines(slices.Concat(profile, text)) {
+		line = bytes.TrimSpace(line)
+		i := max(0, bytes.LastIndexByte(line, ' '))
+		if f := fields[string(line[:i])]; f != nil {
+			if *f, err = strconv.ParseFloat(string(line[i+1:]), 64); err != nil {
+				return s, fmt.Errorf("%s: %w", line, err)
 			}
-			delete(fields, name)
+			delete(fields, string(line[:i]))
 		}
 	}
 	if len(fields) > 0 {
