@@ -100,7 +100,8 @@ type Store struct {
 	revisions readBatcher
 	leases    *lease.Leases
 	inFlight  inFlight
-	watches   atomic.Int64           // how many watches of etcd have ended
+	watches   atomic.Int64 // how many watches of etcd have ended
+	endWatch  atomic.Pointer[context.CancelFunc]
 	member    atomic.Pointer[member] // nil before Join
 	conns     sync.Map               // the last connection to each address of a member
 	checking  sync.Mutex             // held by closeUnresponsive
@@ -150,8 +151,7 @@ func (s *Store) newClient(
 		DialTimeout: s.options.Timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
 		MaxCallSendMsgSize: math.MaxInt32, // etcd itself reports requests that are too large
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(connectParams), grpc.WithContextDialer(dial),
-			grpc.WithChainUnaryInterceptor(requireLeader, s.expectUnary),
-			grpc.WithChainStreamInterceptor(requireLeaderOfStream)},
+			grpc.WithUnaryInterceptor(s.interceptUnary), grpc.WithStreamInterceptor(requireLeader)},
 	})
 }
 

@@ -92,6 +92,7 @@ func (s *Store) watch(after *int64) error {
 	ctx, cancel := context.WithCancel(s.watchContext(s.lifetime))
 	defer cancel()
 	defer s.watches.Add(1) // before cancel
+	s.endWatch.Store(&cancel)
 	connections := s.position.connections.Load()
 	responses := s.client.Watch(ctx, s.options.Prefix, clientv3.WithPrefix(), clientv3.WithRev(*after+1),
 		clientv3.WithProgressNotify(), clientv3.WithFragment())

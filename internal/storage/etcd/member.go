@@ -273,13 +273,21 @@ func (s *Store) acknowledged(head *storage.Snapshot, revision int64) bool {
 }
 
 // follows returns an error if the watch of etcd makes no progress. The registration of the server then expires, because
-// the server cannot acknowledge the writes of other servers.
+// the server cannot acknowledge the writes of other servers. If etcd has a newer revision, another watch is started.
 func (m *member) follows() error {
-	ctx, cancel := context.WithTimeout(m.store.lifetime, requestTimeout)
+	s := m.store
+	ctx, cancel := context.WithTimeout(s.lifetime, requestTimeout)
 	defer cancel()
-	before := m.store.Head().Revision()
-	if _, err := m.store.Fresh(ctx); err != nil && m.store.Head().Revision() == before {
-		return fmt.Errorf("the watch of etcd makes no progress: %w", err)
+	before := s.Head().Revision()
+	newest, err := s.revisions.read(ctx, s.revision)
+	if err == nil {
+		_, err = s.waitFor(ctx, newest)
+		if end := s.endWatch.Load(); err != nil && end != nil && s.Head().Revision() == before {
+			(*end)()
+		}
 	}
-	return nil
+	if err == nil || s.Head().Revision() > before {
+		return nil
+	}
+	return fmt.Errorf("the watch of etcd makes no progress: %w", err)
 }

@@ -11,7 +11,9 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
 	"github.com/trellis-k8s/trellis/internal/storage/etcd"
@@ -244,13 +246,43 @@ func TestStuckWatch(t *testing.T) {
 	}
 }
 
+// TestStuckWatchIsRestarted checks that a server continues after a watch that etcd keeps open without sending anything.
+func TestStuckWatchIsRestarted(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	r := newRelay(t, e.URL)
+	a, b := join(t, e.URL, nil), join(t, r.url, nil)
+	var stuck atomic.Bool
+	stuck.Store(true)
+	r.set(func(method string, response []byte) ([][]byte, error) {
+		var resp pb.WatchResponse
+		if method != methodWatch || !stuck.Load() {
+			return [][]byte{response}, nil
+		}
+		if err := proto.Unmarshal(response, &resp); err != nil {
+			t.Error(err)
+		}
+		if resp.Created { // of another watch
+			stuck.Store(false)
+			return [][]byte{response}, nil
+		}
+		return nil, nil
+	})
+	made := put(t, a, storage.Write{Key: "other/a", Value: []byte("1")})
+	if _, err := b.Wait(t.Context(), made.Revision); err != nil {
+		t.Fatal(err)
+	}
+	for b.Valid() != nil {
+		<-time.After(time.Millisecond)
+	}
+}
+
 // TestSlowMember checks that a commit succeeds although a member of etcd is slow to respond to it. The outcome of the
 // deletion would be unknown if the store closed the connection.
 func TestSlowMember(t *testing.T) {
 	_, r, _, s := relayed(t)
 	made := put(t, s, storage.Write{Key: "a", Value: []byte("1")})
 	r.set(func(method string, response []byte) ([][]byte, error) {
-		if method == "/etcdserverpb.KV/Txn" {
+		if method == methodTxn {
 			<-time.After(3 * time.Second)
 		}
 		return [][]byte{response}, nil

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 )
 
@@ -17,15 +16,6 @@ const responseDelay = time.Second
 // expectResponse starts a timer that checks the members of etcd. The caller stops it when its request has a response.
 func (s *Store) expectResponse() *time.Timer {
 	return time.AfterFunc(responseDelay, s.closeUnresponsive)
-}
-
-// expectUnary calls expectResponse for a request that is not a stream.
-func (s *Store) expectUnary(
-	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
-	options ...grpc.CallOption,
-) error {
-	defer s.expectResponse().Stop()
-	return invoke(ctx, method, request, reply, conn, options...)
 }
 
 // closeUnresponsive closes the connections to members that do not respond at all, so that requests and the watch
