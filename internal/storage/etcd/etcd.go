@@ -4,6 +4,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -61,26 +62,16 @@ var connectParams = grpc.ConnectParams{
 }
 
 func (o *Options) setDefaults() {
-	if o.CompactAfter <= 0 {
-		o.CompactAfter = 5 * time.Minute
-	}
-	if o.HistoryBytes <= 0 {
-		o.HistoryBytes = 32 << 20
-	}
+	o.CompactAfter = cmp.Or(max(o.CompactAfter, 0), 5*time.Minute)
+	o.HistoryBytes = cmp.Or(max(o.HistoryBytes, 0), 32<<20)
+	o.MaxOps = cmp.Or(max(o.MaxOps, 0), defaultMaxOps)
+	o.MaxBytes = cmp.Or(max(o.MaxBytes, 0), defaultMaxBytes)
+	o.Timeout = cmp.Or(max(o.Timeout, 0), 10*time.Second)
 	if o.ObserveBarrier == nil {
 		o.ObserveBarrier = func(time.Duration) {}
 	}
-	if o.MaxOps <= 0 {
-		o.MaxOps = defaultMaxOps
-	}
-	if o.MaxBytes <= 0 {
-		o.MaxBytes = defaultMaxBytes
-	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.Timeout <= 0 {
-		o.Timeout = 10 * time.Second
 	}
 	if o.Now == nil {
 		o.Now = time.Now

@@ -19,16 +19,22 @@ import (
 const maxLoads = 5
 
 // load reads the newest state, and returns its newest key-value pair, or nil if there is none. It starts again if etcd
-// compacts the revision meanwhile. It reuses unchanged records of the previous state, together with their derived data.
-// If etcd has another record at a revision that the previous state includes, the store fails.
+// compacts the revision meanwhile, or if a member does not answer. It reuses unchanged records of the previous state,
+// together with their derived data. If etcd has another record at a revision that the previous state includes, the
+// store fails.
 func (s *Store) load(
 	ctx context.Context, before *storage.Snapshot,
 ) (head *storage.Snapshot, newest *mvccpb.KeyValue, err error) {
-	for range maxLoads {
-		if head, newest, err = s.loadOnce(ctx, before); !isCompacted(err) {
-			break
+	limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
+	defer cancel()
+	err = retry(limited, func() (err error) {
+		for range maxLoads {
+			if head, newest, err = s.loadOnce(ctx, before); !isCompacted(err) {
+				break
+			}
 		}
-	}
+		return err
+	})
 	return head, newest, err
 }
 
@@ -76,7 +82,7 @@ func (s *Store) readStream(
 ) (header *pb.ResponseHeader, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	timeout := time.AfterFunc(s.options.Timeout, func() { cancel(context.DeadlineExceeded) })
+	timeout := time.AfterFunc(min(requestTimeout, s.options.Timeout), func() { cancel(context.DeadlineExceeded) })
 	defer timeout.Stop()
 	check := s.expectResponse()
 	defer check.Stop()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -29,6 +30,24 @@ func fill(t *testing.T, c *clientv3.Client, n int) (revision int64) {
 		revision = resp.Header.Revision
 	}
 	return revision
+}
+
+// TestLostRead checks that a store loads although a member of etcd does not answer the first read.
+func TestLostRead(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	fill(t, newClient(t, e.URL), 100)
+	r, end := newRelay(t, e.URL), make(chan struct{})
+	t.Cleanup(func() { close(end) })
+	var reads atomic.Int64
+	r.set(func(method string, response []byte) ([][]byte, error) {
+		if method == methodRangeStream && reads.Add(1) == 1 {
+			<-end
+		}
+		return [][]byte{response}, nil
+	})
+	if n := open(t, etcd.Options{Cluster: etcd.Cluster{Servers: []string{r.url}}}).Head().Count("", ""); n != 100 {
+		t.Errorf("the store has %d keys, want 100", n)
+	}
 }
 
 // TestLoad checks that a store loads all keys from a server that streams them and from one that does not, and reads
