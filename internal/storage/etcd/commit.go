@@ -52,8 +52,8 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 		return nil, err
 	}
 	previous := s.expectedRecords(writes)
-	s.inFlight.add(writes, t.values)
-	defer s.inFlight.remove(writes)
+	s.inFlight.Add(writes, t.values)
+	defer s.inFlight.Remove(writes)
 	resp, err := s.send(limited, &t)
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // the lease has ended since another write has requested it
 		s.leases.Forget()

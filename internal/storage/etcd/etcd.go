@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/backoff"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/etcd/inflight"
 	"github.com/trellis-k8s/trellis/internal/storage/etcd/lease"
 )
 
@@ -90,12 +91,12 @@ type Store struct {
 	position  position
 	revisions readBatcher
 	leases    *lease.Leases
-	inFlight  inFlight
-	watches   atomic.Int64 // how many watches of etcd have ended
-	endWatch  atomic.Pointer[context.CancelFunc]
-	member    atomic.Pointer[member] // nil before Join
-	conns     sync.Map               // the last connection to each address of a member
-	checking  sync.Mutex             // held by closeUnresponsive
+	inFlight  inflight.Writes
+	watches   atomic.Int64                       // how many watches of etcd have ended
+	endWatch  atomic.Pointer[context.CancelFunc] // ends the current watch; nil before the first one
+	member    atomic.Pointer[member]             // nil before Join
+	conns     sync.Map                           // the last connection to each address of a member
+	checking  sync.Mutex                         // held by closeUnresponsive
 
 	lifetime  context.Context // cancelled when Close begins
 	end       context.CancelFunc

@@ -28,7 +28,7 @@ func (s *Store) record(kv *mvccpb.KeyValue) *storage.Record {
 		Key: s.storageKey(kv.Key), Created: kv.CreateRevision, Modified: kv.ModRevision,
 		Expires: s.leases.Expiry(clientv3.LeaseID(kv.Lease)),
 	}
-	if s.inFlight.attach(r, kv.Value) {
+	if s.inFlight.Attach(r, kv.Value) {
 		return r
 	}
 	var err error

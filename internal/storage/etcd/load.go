@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -19,7 +20,7 @@ import (
 const maxLoads = 5
 
 // load reads the newest state, and returns its newest key-value pair, or nil if there is none. It starts again if etcd
-// compacts the revision meanwhile, or if a member does not answer. It reuses unchanged records of the previous state,
+// compacts the revision meanwhile, or if a member is unavailable. It reuses unchanged records of the previous state,
 // together with their derived data. If etcd has another record at a revision that the previous state includes, the
 // store fails.
 func (s *Store) load(
@@ -65,7 +66,13 @@ func (s *Store) loadOnce(
 // readAll reads all keys below the prefix at a revision, where 0 means now. It returns the newest revision, which is
 // the one that was read if the argument is 0.
 func (s *Store) readAll(ctx context.Context, revision int64, add func(*mvccpb.KeyValue) error) (int64, error) {
-	header, err := s.readStream(ctx, revision, add)
+	first, silent := s.options.Timeout/4, true
+	addFrom := func(kv *mvccpb.KeyValue) error { silent = false; return add(kv) }
+	header, err := s.readStream(ctx, revision, first, addFrom)
+	if silent && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		// A member that was cut off may keep a read without an answer. The client selects another member.
+		header, err = s.readStream(ctx, revision, s.options.Timeout-first, addFrom)
+	}
 	if status.Code(err) == codes.Unimplemented { // etcd is older than 3.7, or its gRPC proxy
 		header, err = s.readPages(ctx, revision, add)
 	}
@@ -77,12 +84,13 @@ func (s *Store) readAll(ctx context.Context, revision int64, add func(*mvccpb.Ke
 }
 
 // readStream reads all keys in one response. etcd adapts the number of keys in its parts to the size of the values.
+// first limits the time until the first part.
 func (s *Store) readStream(
-	ctx context.Context, revision int64, add func(*mvccpb.KeyValue) error,
+	ctx context.Context, revision int64, first time.Duration, add func(*mvccpb.KeyValue) error,
 ) (header *pb.ResponseHeader, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	timeout := time.AfterFunc(min(requestTimeout, s.options.Timeout), func() { cancel(context.DeadlineExceeded) })
+	timeout := time.AfterFunc(first, func() { cancel(context.DeadlineExceeded) })
 	defer timeout.Stop()
 	check := s.expectResponse()
 	defer check.Stop()

@@ -228,14 +228,26 @@ func (m *member) signal() {
 // registration of this server before its time, the server is not valid any more.
 func (m *member) observe(events []*storage.Event) {
 	barrier, r := m.store.options.Base+barrierKey, m.current.Load()
+	own := m.store.storageKey([]byte(r.key))
 	for _, e := range events {
-		if e.Record == nil && e.Key == m.store.storageKey([]byte(r.key)) {
+		switch {
+		case e.Key == own && e.Record == nil:
 			r.deadline.Store(0)
-		}
-		if e.Record != nil && e.Key == barrier && string(e.Record.Value) != m.id {
+		case e.Key == own && appliedRevision(e.Record) < m.barrier.Load():
+			m.signal() // etcd may have executed an earlier acknowledgement, which had been repeated, only now
+		case e.Key == barrier && e.Record != nil && string(e.Record.Value) != m.id:
 			m.require(e.Revision)
 		}
 	}
+}
+
+// appliedRevision returns the revision in a registration. It returns 0, so that writes wait, if the value is invalid.
+func appliedRevision(r *storage.Record) int64 {
+	revision, err := strconv.ParseInt(string(r.Value), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return revision
 }
 
 // require makes the server acknowledge a revision.
@@ -264,8 +276,7 @@ func (s *Store) acknowledged(head *storage.Snapshot, revision int64) bool {
 		own = s.storageKey([]byte(m.current.Load().key))
 	}
 	for r := range head.Walk(s.options.Base+membersKey, "") {
-		applied, err := strconv.ParseInt(string(r.Value), 10, 64)
-		if r.Key != own && (err != nil || applied < revision) {
+		if r.Key != own && appliedRevision(r) < revision {
 			return false
 		}
 	}

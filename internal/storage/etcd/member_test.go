@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -119,6 +120,37 @@ func TestLostRegistration(t *testing.T) {
 		return [][]byte{response}, nil
 	})
 	if err := join(t, r.url, nil).Valid(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLateAcknowledgement checks that a server acknowledges a write again if etcd executes an earlier acknowledgement
+// after the newest one. Otherwise the next write of rules would wait for it in vain.
+func TestLateAcknowledgement(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	a, b := join(t, e.URL, nil), join(t, e.URL, nil)
+	made := put(t, a, storage.Write{Key: "rules/a", Value: []byte("1")})
+	c := newClient(t, e.URL)
+	members, err := c.Get(t.Context(), "/registry/trellis/members/", clientv3.WithPrefix())
+	if err != nil || len(members.Kvs) != 2 {
+		t.Fatalf("%d registrations: %v", len(members.Kvs), err)
+	}
+	for _, kv := range members.Kvs {
+		if _, err := c.Put(t.Context(), string(kv.Key), "1", clientv3.WithIgnoreLease()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for written := false; !written; { // by b, because a does not acknowledge its own write
+		members, err = c.Get(t.Context(), "/registry/trellis/members/", clientv3.WithPrefix())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, kv := range members.Kvs {
+			revision, err := strconv.ParseInt(string(kv.Value), 10, 64)
+			written = written || err == nil && revision >= made.Revision
+		}
+	}
+	if err := b.Valid(); err != nil {
 		t.Error(err)
 	}
 }
