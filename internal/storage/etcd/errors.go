@@ -20,7 +20,7 @@ func unavailable(cause error) error { return fmt.Errorf("%w: %w", storage.ErrUna
 // startError returns the error of an action, such as "load from", with which a store cannot start.
 func (s *Store) startError(action string, cause error) error {
 	err := fmt.Errorf("%s etcd at %s: %w", action, strings.Join(s.options.Servers, ","), cause)
-	if errors.Is(cause, context.DeadlineExceeded) {
+	if codeOf(cause) == codes.DeadlineExceeded {
 		err = fmt.Errorf("%w: make sure that a majority of its members run and can be reached, and start again", err)
 	}
 	return err
@@ -44,7 +44,7 @@ func (s *Store) readError(err error, revision int64) error {
 func retry(ctx context.Context, request func() error) error {
 	for {
 		err := request()
-		if !errors.Is(err, context.DeadlineExceeded) && (err == nil || codeOf(err) != codes.Unavailable) {
+		if code := codeOf(err); code != codes.DeadlineExceeded && code != codes.Unavailable {
 			return err
 		}
 		select {
@@ -55,7 +55,12 @@ func retry(ctx context.Context, request func() error) error {
 	}
 }
 
+// codeOf returns the gRPC code of a request's error. If the time of a request ends, the client returns either the error
+// of its context or the status that etcd has sent at the same time.
 func codeOf(err error) codes.Code {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return codes.DeadlineExceeded
+	}
 	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
 		return e.Code()
 	}

@@ -14,6 +14,8 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -102,25 +104,33 @@ func TestEverywhere(t *testing.T) {
 }
 
 // TestLostRegistration checks that a server registers although etcd loses some of its requests. A member that has just
-// lost its connection to the leader loses a request, and responds seven seconds later.
+// lost its connection to the leader loses a request, and responds seven seconds later. If etcd notices the end of the
+// request's time before the client does, it responds with a status.
 func TestLostRegistration(t *testing.T) {
-	r := newRelay(t, storagetest.StartEtcd(t).URL)
-	end := make(chan struct{})
-	t.Cleanup(func() { close(end) })
-	lost := map[string]int{methodGrant: 1, methodPut: 1, methodTxn: 1}
-	var mu sync.Mutex
-	r.set(func(method string, response []byte) ([][]byte, error) {
-		mu.Lock()
-		lost[method]--
-		lose := lost[method] >= 0
-		mu.Unlock()
-		if lose {
-			<-end
-		}
-		return [][]byte{response}, nil
-	})
-	if err := join(t, r.url, nil).Valid(); err != nil {
-		t.Error(err)
+	for name, noticed := range map[string]bool{"no response": false, "status": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRelay(t, storagetest.StartEtcd(t).URL)
+			end := make(chan struct{})
+			t.Cleanup(func() { close(end) })
+			lost := map[string]int{methodGrant: 1, methodPut: 1, methodTxn: 1}
+			var mu sync.Mutex
+			r.set(func(method string, response []byte) ([][]byte, error) {
+				mu.Lock()
+				lost[method]--
+				lose := lost[method] >= 0
+				mu.Unlock()
+				switch {
+				case lose && noticed:
+					return nil, status.Error(codes.DeadlineExceeded, "stream terminated")
+				case lose:
+					<-end
+				}
+				return [][]byte{response}, nil
+			})
+			if err := join(t, r.url, nil).Valid(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 
