@@ -83,6 +83,8 @@ func (b *backend) wait(started time.Time, due func() bool) bool {
 // reports whether the backend uses HTTP/2.
 func (b *backend) check(all, first bool) (http2 bool) {
 	c, http2 := b.evaluate(all)
+	b.reporting.Lock()
+	defer b.reporting.Unlock()
 	if b.ctx.Err() != nil {
 		return http2
 	}

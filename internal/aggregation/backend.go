@@ -33,6 +33,8 @@ type backend struct {
 	openAPIV3 *document         // index of the documents
 	openAPIV2 *document
 
+	reporting sync.Mutex // held while the condition is reported, and while close ends the reports
+
 	mu      sync.Mutex // held while endpoints change
 	current atomic.Pointer[endpoints]
 	next    atomic.Uint32 // endpoint for the next request
@@ -73,9 +75,12 @@ func (b *backend) inherit(last *backend) {
 	b.openAPIV3, b.openAPIV2 = last.openAPIV3, last.openAPIV2
 }
 
-// close stops watch and closes idle connections.
+// close stops watch and closes idle connections. After it has returned, the backend reports no condition, so a report
+// of its successor remains the newest one.
 func (b *backend) close() {
+	b.reporting.Lock()
 	b.cancel()
+	b.reporting.Unlock()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, e := range b.current.Load().all {

@@ -42,6 +42,7 @@ type env struct {
 	*fixture.Env
 	*aggregation.Aggregator
 	reports chan aggregation.Condition
+	report  func(s *catalog.APIService) // called for each report before it is sent to reports; may be nil
 	served  *httptest.Server // proxies all requests to the APIService
 
 	mu         sync.Mutex
@@ -75,7 +76,12 @@ func newEnv(t *testing.T) *env {
 		Endpoints:   e.endpoints,
 		Certificate: func() (*tls.Certificate, error) { return &client.ProxyClient, nil },
 		Headers:     proxy.Headers{}.Default(),
-		Report:      func(_ *catalog.APIService, c aggregation.Condition) { e.reports <- c },
+		Report: func(s *catalog.APIService, c aggregation.Condition) {
+			if e.report != nil {
+				e.report(s)
+			}
+			e.reports <- c
+		},
 	})
 	t.Cleanup(e.Close)
 	e.Live.OnUpdate(func(*catalog.Catalog) { e.Follow() })
@@ -115,8 +121,7 @@ func (e *env) register(spec object.Tree) *catalog.APIService {
 	for k, v := range spec {
 		s[k] = v
 	}
-	e.PutAPIService(object.Tree{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
-		"metadata": object.Tree{"name": "v1alpha1.wardle.example.com", "uid": "1"}, "spec": s})
+	e.putAPIService("1", s)
 	_, service := e.Catalog().Route("wardle.example.com", "v1alpha1", "flunders")
 	if service == nil {
 		e.Fatal("flunders is not served")
@@ -135,6 +140,12 @@ func (e *env) register(spec object.Tree) *catalog.APIService {
 	e.served.Start()
 	e.Cleanup(e.served.Close)
 	return service
+}
+
+func (e *env) putAPIService(uid string, spec object.Tree) {
+	e.Helper()
+	e.PutAPIService(object.Tree{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+		"metadata": object.Tree{"name": "v1alpha1.wardle.example.com", "uid": uid}, "spec": spec})
 }
 
 // awaitReport waits for a report that satisfies ok.
@@ -338,6 +349,34 @@ func (e *env) expect(path string, status int, body string) {
 	if got := read(e.Env, resp); resp.StatusCode != status || got != body {
 		e.Errorf("%s: %d %q, want %d %q", path, resp.StatusCode, got, status, body)
 	}
+}
+
+// TestReportsOfRecreatedAPIService checks that a report for a deleted APIService is never newer than the first report for
+// a new one of the same name. Otherwise the availability of the new one would remain unknown. AGG-048
+func TestReportsOfRecreatedAPIService(t *testing.T) {
+	e := newEnv(t)
+	e.setEndpoints(errors.New("no endpoints")) // so no check takes long
+	running, second := make(chan struct{}), make(chan struct{})
+	e.report = func(s *catalog.APIService) {
+		if s.UID == "2" {
+			close(second)
+			return
+		}
+		close(running)
+		select {
+		case <-second:
+			t.Error("the new APIService was reported during a report for the old one")
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	spec := object.Tree{"group": "wardle.example.com", "version": "v1alpha1", "groupPriorityMinimum": 1000,
+		"versionPriority": 15, "service": object.Tree{"namespace": "wardle", "name": "wardle-server", "port": 443}}
+	e.putAPIService("1", spec)
+	e.Follow()
+	<-running
+	e.putAPIService("2", spec)
+	e.Follow()
+	<-second
 }
 
 // TestSpecChanges checks that a changed APIService stays available while its backend is checked again. AGG-048

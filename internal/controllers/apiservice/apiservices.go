@@ -164,11 +164,11 @@ func (a *Controller) sync(ctx context.Context, c client.APIServiceInterface, nam
 // forget removes the records of a deleted APIService. It keeps the last report if the APIService was created again.
 func (a *Controller) forget(name string) {
 	hasName := func(s *catalog.APIService) bool { return s.Name == name }
-	recreated := slices.ContainsFunc(a.catalog().APIServices(), hasName)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.reconciled, name)
-	if !recreated {
+	// The lock prevents that a report for a new APIService arrives between the two steps, and is lost.
+	if !slices.ContainsFunc(a.catalog().APIServices(), hasName) {
 		delete(a.conditions, name)
 	}
 }

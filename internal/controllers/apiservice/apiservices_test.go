@@ -94,3 +94,45 @@ func TestServersReportDifferentAvailability(t *testing.T) {
 		t.Errorf("an hour after different messages: got %d writes, want none", n)
 	}
 }
+
+// TestReportForRecreatedAPIService checks that a report for a new APIService is not lost if it arrives while the
+// controller still handles the deletion of one with the same name.
+func TestReportForRecreatedAPIService(t *testing.T) {
+	const name = "v1alpha1.wardle.example.com"
+	load := fixture.Open(t, kinds.Config{}).Live.Load
+	store := fake.NewSimpleClientset().ApiregistrationV1().APIServices()
+	c := New(load)
+	c.CatalogChanged()
+	c.Report(&catalog.APIService{Name: name, UID: "1"}, aggregation.Condition{Reason: "R"})
+	reported := make(chan struct{})
+	c.catalog = func() *catalog.Catalog {
+		before := load() // does not contain the new APIService yet
+		go func() {
+			defer close(reported)
+			c.Report(&catalog.APIService{Name: name, UID: "2"}, aggregation.Condition{Reason: "R"})
+		}()
+		select {
+		case <-reported:
+		case <-time.After(50 * time.Millisecond):
+		}
+		return before
+	}
+	if err := c.sync(t.Context(), store, name); err != nil {
+		t.Fatal(err)
+	}
+	<-reported
+	_, err := store.Create(t.Context(), &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "2"},
+		Spec:       apiregistrationv1.APIServiceSpec{Service: &apiregistrationv1.ServiceReference{Name: "server"}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.sync(t.Context(), store, name); err != nil {
+		t.Fatal(err)
+	}
+	s, err := store.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil || helper.GetAPIServiceConditionByType(s, apiregistrationv1.Available) == nil {
+		t.Errorf("got %+v, %v, want the condition Available", s, err)
+	}
+}
