@@ -1,6 +1,7 @@
 package apiserver_test
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -112,14 +113,14 @@ func (e *aggregatedServer) register(t *testing.T, s *apiserver.Server) {
 	post("/apis/apiregistration.k8s.io/v1/apiservices", `{"metadata":{"name":"v1.`+e.group+`"},"spec":{"group":"`+
 		e.group+`","version":"v1","groupPriorityMinimum":1000,"versionPriority":15,
 		"caBundle":`+string(ca)+`,"service":{"namespace":"default","name":"server","port":`+port+`}}}`)
-	for available := false; !available; {
+	eventually(t, "await the availability of the APIService", func(context.Context) bool {
 		resp, err := client(t, s).Get(s.URL() + "/apis/apiregistration.k8s.io/v1/apiservices/v1." + e.group)
 		text := body(t, resp, err, http.StatusOK)
-		if available = strings.Contains(text, `"reason":"Passed"`); strings.Contains(text, "bad status") ||
-			strings.Contains(text, "--allow-local-services") {
+		if strings.Contains(text, "bad status") || strings.Contains(text, "--allow-local-services") {
 			t.Fatal(text)
 		}
-	}
+		return strings.Contains(text, `"reason":"Passed"`)
+	})
 }
 
 // TestFrontProxyFlags checks the flags of the front proxy. Each request to an aggregated API server has the

@@ -1,6 +1,7 @@
 package apiserver_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -144,13 +145,13 @@ func TestCVE20247598(t *testing.T) {
 	must(nil, err)
 	defer events.Stop()
 	must(nil, client.CoreV1().Namespaces().Delete(ctx, "ends", metav1.DeleteOptions{}))
-	for remaining := false; !remaining; { // the controller waits for the Pod's finalizer
+	eventually(t, "await the wait for the finalizer of the Pod", func(ctx context.Context) bool {
 		ns, err := client.CoreV1().Namespaces().Get(ctx, "ends", metav1.GetOptions{})
 		must(nil, err)
-		remaining = slices.ContainsFunc(ns.Status.Conditions, func(c corev1.NamespaceCondition) bool {
+		return slices.ContainsFunc(ns.Status.Conditions, func(c corev1.NamespaceCondition) bool {
 			return c.Type == corev1.NamespaceFinalizersRemaining && c.Status == corev1.ConditionTrue
 		})
-	}
+	})
 	policy, err := policies.Get(ctx, "closed", metav1.GetOptions{})
 	if err != nil || policy.DeletionTimestamp != nil {
 		t.Errorf("the policy was deleted before the Pod: %v", err)

@@ -255,13 +255,12 @@ func TestKubeletActsForItsPodsOnly(t *testing.T) {
 			r.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: to.Name,
 				UID: to.UID}
 		}
-		for {
-			_, err := k.node.CoreV1().ServiceAccounts("default").CreateToken(ctx, "default", r, metav1.CreateOptions{})
-			// the Node authorizer has not seen the Pod yet
-			if err == nil || !strings.Contains(err.Error(), "no relationship found") {
-				return err
-			}
-		}
+		var err error
+		eventually(t, "await that the Node authorizer has seen the Pod", func(ctx context.Context) bool {
+			_, err = k.node.CoreV1().ServiceAccounts("default").CreateToken(ctx, "default", r, metav1.CreateOptions{})
+			return err == nil || !strings.Contains(err.Error(), "no relationship found")
+		})
+		return err
 	}
 	k.refused("token bound to nothing", token(nil), "node requested token not bound to a pod")
 	k.refused("token bound to a Pod of another node", token(made["node-2"]),

@@ -1,6 +1,7 @@
 package apiserver_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -196,17 +197,16 @@ var callsService = map[string]func(d *dialEnv) (int, string){
 	"validating webhook": func(d *dialEnv) (int, string) { return d.admitted(validatingHooks, d.clientConfig()) },
 	"mutating webhook":   func(d *dialEnv) (int, string) { return d.admitted(mutatingHooks, d.clientConfig()) },
 	"conversion webhook": func(d *dialEnv) (int, string) { return d.converted(d.clientConfig()) },
-	"APIService": func(d *dialEnv) (int, string) {
+	"APIService": func(d *dialEnv) (code int, response string) {
 		d.do("DELETE", apiServices+"/v1.a.example.com", "")
 		d.must("POST", apiServices, fmt.Sprintf(`{"metadata":{"name":"v1.a.example.com"},"spec":{"group":"a.example.com","version":"v1","groupPriorityMinimum":1000,
 			"versionPriority":15,"insecureSkipTLSVerify":true,"service":{"namespace":"default","name":%q,"port":%d}}}`, d.service, d.listener.port))
-		for {
-			if _, response := d.do("GET", apiServices+"/v1.a.example.com", ""); strings.Contains(response,
-				"FailedDiscoveryCheck") {
-				code, _ := d.do("GET", "/apis/a.example.com/v1/things", "")
-				return code, response
-			}
-		}
+		eventually(d.T, "await the check of the APIService", func(context.Context) bool {
+			_, response = d.do("GET", apiServices+"/v1.a.example.com", "")
+			return strings.Contains(response, "FailedDiscoveryCheck")
+		})
+		code, _ = d.do("GET", "/apis/a.example.com/v1/things", "")
+		return code, response
 	},
 }
 
