@@ -43,7 +43,7 @@ type env struct {
 	*aggregation.Aggregator
 	reports chan aggregation.Condition
 	report  func(s *catalog.APIService) // called for each report before it is sent to reports; may be nil
-	served  *httptest.Server // proxies all requests to the APIService
+	served  *httptest.Server            // proxies all requests to the APIService
 
 	mu         sync.Mutex
 	addresses  []string
@@ -351,8 +351,8 @@ func (e *env) expect(path string, status int, body string) {
 	}
 }
 
-// TestReportsOfRecreatedAPIService checks that a report for a deleted APIService is never newer than the first report for
-// a new one of the same name. Otherwise the availability of the new one would remain unknown. AGG-048
+// TestReportsOfRecreatedAPIService checks that a report for a deleted APIService never follows the first report for a
+// new one of the same name. Otherwise the availability of the new one would remain unknown. AGG-048
 func TestReportsOfRecreatedAPIService(t *testing.T) {
 	e := newEnv(t)
 	e.setEndpoints(errors.New("no endpoints")) // so no check takes long
