@@ -233,7 +233,11 @@ func TestMembers(t *testing.T) {
 		}
 	}
 	commit()
-	last, err := s.Fresh(t.Context())
+	var last *storage.Snapshot
+	wait(t, "the store does not recover", func() bool {
+		last, err = s.Fresh(t.Context())
+		return err == nil
+	})
 	for seen := int64(0); err == nil && seen < last.Revision(); {
 		var events []*storage.Event
 		w.Await(last.Revision())
