@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -114,14 +115,7 @@ var jane = &user.DefaultInfo{Name: "jane", UID: "7", Groups: []string{"dev", "op
 // register creates an APIService, and a server that proxies requests to it as jane.
 func (e *env) register(spec object.Tree) *catalog.APIService {
 	e.Helper()
-	s := object.Tree{
-		"group": "wardle.example.com", "version": "v1alpha1", "groupPriorityMinimum": 1000, "versionPriority": 15,
-		"service": object.Tree{"namespace": "wardle", "name": "wardle-server", "port": 443},
-	}
-	for k, v := range spec {
-		s[k] = v
-	}
-	e.putAPIService("1", s)
+	e.putAPIService("1", spec)
 	_, service := e.Catalog().Route("wardle.example.com", "v1alpha1", "flunders")
 	if service == nil {
 		e.Fatal("flunders is not served")
@@ -142,10 +136,16 @@ func (e *env) register(spec object.Tree) *catalog.APIService {
 	return service
 }
 
+// putAPIService creates an APIService with a UID, or updates it. spec contains the fields that differ from the default.
 func (e *env) putAPIService(uid string, spec object.Tree) {
 	e.Helper()
+	s := object.Tree{
+		"group": "wardle.example.com", "version": "v1alpha1", "groupPriorityMinimum": 1000, "versionPriority": 15,
+		"service": object.Tree{"namespace": "wardle", "name": "wardle-server", "port": 443},
+	}
+	maps.Copy(s, spec)
 	e.PutAPIService(object.Tree{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
-		"metadata": object.Tree{"name": "v1alpha1.wardle.example.com", "uid": uid}, "spec": spec})
+		"metadata": object.Tree{"name": "v1alpha1.wardle.example.com", "uid": uid}, "spec": s})
 }
 
 // awaitReport waits for a report that satisfies ok.
@@ -369,12 +369,10 @@ func TestReportsOfRecreatedAPIService(t *testing.T) {
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
-	spec := object.Tree{"group": "wardle.example.com", "version": "v1alpha1", "groupPriorityMinimum": 1000,
-		"versionPriority": 15, "service": object.Tree{"namespace": "wardle", "name": "wardle-server", "port": 443}}
-	e.putAPIService("1", spec)
+	e.putAPIService("1", nil)
 	e.Follow()
 	<-running
-	e.putAPIService("2", spec)
+	e.putAPIService("2", nil)
 	e.Follow()
 	<-second
 }

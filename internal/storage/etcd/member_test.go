@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -150,16 +152,16 @@ func TestLateAcknowledgement(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for written := false; !written; { // by b, because a does not acknowledge its own write
+	wait(t, "b does not acknowledge the write again", func() bool {
 		members, err = c.Get(t.Context(), "/registry/trellis/members/", clientv3.WithPrefix())
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, kv := range members.Kvs {
+		return slices.ContainsFunc(members.Kvs, func(kv *mvccpb.KeyValue) bool {
 			revision, err := strconv.ParseInt(string(kv.Value), 10, 64)
-			written = written || err == nil && revision >= made.Revision
-		}
-	}
+			return err == nil && revision >= made.Revision
+		})
+	})
 	if err := b.Valid(); err != nil {
 		t.Error(err)
 	}
