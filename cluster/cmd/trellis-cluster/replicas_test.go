@@ -59,8 +59,12 @@ func TestKilledReplicas(t *testing.T) {
 	f.Interface = kubernetes.NewForConfigOrDie(servers.Config)
 	f.server = &testserver.Server{Kubeconfig: servers.Kubeconfig, Config: servers.Config}
 	up := startProgram(t, "trellis-cluster", f.upArgs(dir, 2, "busybox=/bin")...)
-	f.waitForNode("node-1")
-	f.waitForNode("node-2")
+	for _, node := range []string{"node-1", "node-2"} {
+		f.waitForNode(node)
+		// The controller does not retry the removal of the taint not-ready, so no server may be killed before. The
+		// removal would follow with the next change of the node's status, up to 5 minutes later.
+		waitFor(f, f.CoreV1().Nodes(), node, func(n *corev1.Node) bool { return len(n.Spec.Taints) == 0 })
+	}
 	ready := f.readySince()
 
 	stop := servers.KillInTurn()

@@ -189,6 +189,51 @@ func TestKilledShim(t *testing.T) {
 	f.eventually("a container ends with its shim", func() bool { return !c.started.Init.Alive() })
 }
 
+// TestInterruptedStart checks that a container stays in the state CREATED if the node ended before its command ran, and
+// that it cannot be started again. The kubelet would not replace a container in the state EXITED if the restart policy
+// of the Pod is Never. The shim of such a container has ended before the next node reads its files, or it ends later.
+func TestInterruptedStart(t *testing.T) {
+	var o Options
+	f := newFixture(t, func(opened *Options, _ *v1.PodSandboxConfig) { o = *opened })
+	early, err := f.CreateContainer(f.ctx, f.pod, sh("exit 1"), f.conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := process.WriteFile(filepath.Join(f.containerFolder(early), process.SpecFile), process.Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	late := f.start(sh("sleep 1000"))
+	if err := f.Close(f.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if f.Runtime, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	if s := f.status(late); s.GetState() != v1.ContainerState_CONTAINER_RUNNING {
+		t.Fatalf("status of the adopted container: %v", s)
+	}
+	shim := f.shimPID(late)
+	if err := os.Remove(filepath.Join(f.containerFolder(late), process.StartedFile)); err != nil {
+		t.Fatal(err)
+	}
+	unix.Kill(shim, unix.SIGKILL)
+	for _, id := range []string{early, late} {
+		f.eventually("the container has the state CREATED", func() bool {
+			return f.status(id).GetState() == v1.ContainerState_CONTAINER_CREATED
+		})
+		if s := f.status(id); s.GetStartedAt() != 0 || s.GetFinishedAt() != 0 {
+			t.Errorf("got status %v, want no times", s)
+		}
+		err := f.StartContainer(f.ctx, id)
+		if err == nil || !strings.Contains(err.Error(), "has been started already") {
+			t.Errorf("starting it again: %v", err)
+		}
+		if err := f.RemoveContainer(f.ctx, id); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestFullDisk checks that no exit status of a container is lost when the disk is full. The running node and the next
 // node must return it.
 func TestFullDisk(t *testing.T) {

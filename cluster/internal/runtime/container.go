@@ -149,6 +149,10 @@ func (r *Runtime) StartContainer(_ context.Context, id string) error {
 // earlier one may have started the container.
 func (r *Runtime) watchContainer(c *container) {
 	record := func(exit process.Exit, reported bool) {
+		if !reported && !exists(filepath.Join(c.Spec.Folder, process.StartedFile)) {
+			r.resetStart(c)
+			return
+		}
 		if !reported { // the shim may have written the file before it ended
 			exit = process.Exit{
 				Code: 255, Reason: "Unknown", At: time.Now(),
@@ -178,6 +182,15 @@ func (r *Runtime) watchContainer(c *container) {
 		exit, reported := <-exits
 		record(exit, reported)
 	}()
+}
+
+// resetStart sets the state of a container to CREATED, because the earlier node ended before the command ran.
+func (r *Runtime) resetStart(c *container) {
+	r.mu.Lock()
+	c.starting, c.started = true, nil
+	close(c.done)
+	r.mu.Unlock()
+	r.publish(c.Sandbox, c.ID, v1.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }
 
 // recordExit stores the exit status of a container and publishes an event.

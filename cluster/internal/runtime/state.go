@@ -3,7 +3,6 @@ package runtime
 import (
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 )
@@ -63,10 +62,9 @@ func (r *Runtime) adopt(c *container) {
 		close(c.done)
 	case stored(process.StartedFile):
 		r.watchContainer(c)
-	case stored(process.SpecFile): // the node did not permit the shim to run the command, so the shim ends
-		r.recordExit(c, process.Exit{
-			Code: 128, Reason: "StartError", Message: "the node ended while it started the container",
-			At: time.Now(),
-		})
+	case stored(process.SpecFile):
+		// The earlier node ended before it permitted the shim to run the command, so the shim ends. The state stays
+		// CREATED: the kubelet then creates another container, even if the Pod's restart policy is Never.
+		c.starting = true
 	}
 }

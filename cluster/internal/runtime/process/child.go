@@ -70,14 +70,16 @@ func inheritPipes() childPipes {
 // waitForParent reports to the parent that this process exists, and blocks until the parent has recorded it.
 func (p childPipes) waitForParent() error {
 	if _, err := p.result.Write([]byte{readyByte}); err != nil {
-		return err
+		return errParentEnded
 	}
 	defer p.proceed.Close()
 	if _, err := p.proceed.Read(make([]byte, 1)); err != nil {
-		return errors.New("the parent process has ended")
+		return errParentEnded
 	}
 	return nil
 }
+
+var errParentEnded = errors.New("the parent process has ended")
 
 // setParentDeathSignal makes the kernel kill this process when its parent ends. It returns an error if the parent has
 // already ended. The kernel clears this setting when the process changes its user.
@@ -87,7 +89,7 @@ func (p childPipes) setParentDeathSignal() error {
 	}
 	parent := []unix.PollFd{{Fd: int32(p.result.Fd())}}
 	if unix.Poll(parent, 0); parent[0].Revents&unix.POLLERR != 0 {
-		return errors.New("the parent process has ended")
+		return errParentEnded
 	}
 	return nil
 }

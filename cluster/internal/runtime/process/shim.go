@@ -16,8 +16,8 @@ import (
 )
 
 // Launch starts a container and its shim, which continues when this process ends. The Spec of the container must be
-// stored in folder. When Launch returns without an error, the command runs. If this process ends before StartedFile
-// exists, the command never runs.
+// stored in folder. When Launch returns without an error, the command runs. If this process ends before it permits the
+// shim to run the command, the command never runs, and StartedFile does not exist when the shim has ended.
 func Launch(folder string) error {
 	errs, err := os.OpenFile(filepath.Join(folder, shimLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -56,6 +56,9 @@ func runShim() error {
 	output, err := s.startContainer(node)
 	if err != nil {
 		s.terminate()
+		if errors.Is(err, errParentEnded) {
+			return errors.Join(err, os.Remove(StartedFile))
+		}
 		// The node and the readers of ExitFile must see the same message. A reader may see it earlier than the node.
 		exit := Exit{Code: startErrorCode, Reason: "StartError", Message: err.Error(), At: time.Now()}
 		return errors.Join(node.reportResult(err), WriteFile(ExitFile, exit))
