@@ -146,18 +146,19 @@ func (r *Runtime) StartContainer(_ context.Context, id string) error {
 }
 
 // watchContainer sets the start time of a started container and records its exit when it ends. This process or an
-// earlier one may have started the container.
+// earlier one may have started the container. If the shim has removed StartedFile, the command never ran.
 func (r *Runtime) watchContainer(c *container) {
 	record := func(exit process.Exit, reported bool) {
-		if !reported && !exists(filepath.Join(c.Spec.Folder, process.StartedFile)) {
-			r.resetStart(c)
-			return
-		}
-		if !reported { // the shim may have written the file before it ended
+		if !reported {
+			if !exists(filepath.Join(c.Spec.Folder, process.StartedFile)) {
+				r.resetStart(c)
+				return
+			}
 			exit = process.Exit{
 				Code: 255, Reason: "Unknown", At: time.Now(),
 				Message: "the shim process of the container ended before it reported an exit status",
 			}
+			// The shim may have written the file before it ended.
 			process.ReadFile(filepath.Join(c.Spec.Folder, process.ExitFile), &exit)
 		}
 		if exit.Code != 0 && c.Cgroup.oomKilled() {

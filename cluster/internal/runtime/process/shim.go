@@ -17,7 +17,7 @@ import (
 
 // Launch starts a container and its shim, which continues when this process ends. The Spec of the container must be
 // stored in folder. When Launch returns without an error, the command runs. If this process ends before it permits the
-// shim to run the command, the command never runs, and StartedFile does not exist when the shim has ended.
+// shim to run the command, the command never runs, and the shim removes StartedFile before it ends.
 func Launch(folder string) error {
 	errs, err := os.OpenFile(filepath.Join(folder, shimLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
