@@ -68,7 +68,8 @@ func (c *Client) Close() {
 }
 
 // DialContext opens a tunnelled TCP connection to address. An agent of the tunnel server connects to the address.
-// DialContext returns a *tunnel.Conn.
+// DialContext returns a *tunnel.Conn. If the connection to the tunnel server is lost during the dial, DialContext dials
+// again once, on a new connection.
 func (c *Client) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	if network != "tcp" {
 		return nil, fmt.Errorf("unsupported network %q: want tcp", network)
@@ -83,7 +84,8 @@ func (c *Client) DialContext(ctx context.Context, network, address string) (net.
 		if errors.Is(err, h2.ErrTooManyStreams) {
 			conn.Retire() // its open streams continue
 		}
-		if !retried && (errors.Is(err, h2.ErrGoingAway) || errors.Is(err, h2.ErrRefused) ||
+		lost := err != nil && ctx.Err() == nil && conn.Err() != nil // for example, the tunnel server has restarted
+		if !retried && (lost || errors.Is(err, h2.ErrGoingAway) || errors.Is(err, h2.ErrRefused) ||
 			errors.Is(err, h2.ErrTooManyStreams) || isNoAgent(err) && c.reconnect(conn)) {
 			continue // another connection may lead to a server that accepts streams and has agents
 		}

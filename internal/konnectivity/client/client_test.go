@@ -188,6 +188,44 @@ func TestStreamLimit(t *testing.T) {
 	})
 }
 
+// TestLostConnection checks that a dial succeeds although the connection to the tunnel server ends during the dial, as
+// when the tunnel server restarts. A dial whose second connection ends as well fails, and so does a dial of a closed
+// client (KON-053).
+func TestLostConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &balancer{t: t, dial: dialEcho}
+		ends := 0 // number of connections that end during their first dial
+		c := New(func(ctx context.Context) (conn net.Conn, err error) {
+			if b.dial = dialEcho; ends > 0 {
+				ends--
+				b.dial = func(string, func(tunnel.UnpairedEndpoint, error)) (cancel func()) {
+					_ = conn.Close()
+					return func() {}
+				}
+			}
+			conn, err = b.connect(ctx)
+			return conn, err
+		})
+		for _, ends = range []int{1, 2} {
+			want := map[int]string{1: "", 2: "tunnel connection lost: io: read/write on closed pipe"}[ends]
+			b.connections = 0
+			if conn := checkDial(t, c, want); conn != nil {
+				_ = conn.Close()
+			}
+			if b.connections != 2 {
+				t.Errorf("%d connections, want 2", b.connections)
+			}
+			c.mu.Lock()
+			c.conn.Retire()
+			c.mu.Unlock()
+		}
+		c.Close()
+		if _, err := c.DialContext(t.Context(), "tcp", "192.0.2.1:80"); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("dial of a closed client: %v", err)
+		}
+	})
+}
+
 // TestStreamEndWithoutClose checks that a stream which ends with status OK, but without a CLOSE packet, breaks
 // its connection (KON-053).
 func TestStreamEndWithoutClose(t *testing.T) {
