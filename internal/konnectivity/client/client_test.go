@@ -203,8 +203,7 @@ func TestLostConnection(t *testing.T) {
 					return func() {}
 				}
 			}
-			conn, err = b.connect(ctx)
-			return conn, err
+			return b.connect(ctx)
 		})
 		for _, ends = range []int{1, 2} {
 			want := map[int]string{1: "", 2: "tunnel connection lost: io: read/write on closed pipe"}[ends]
