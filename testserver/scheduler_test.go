@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/trellis-k8s/trellis/internal/controllers/manifests"
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -29,7 +30,7 @@ import (
 func TestObjectsOfASecondScheduler(t *testing.T) {
 	for name, folder := range map[string]string{
 		"own":           "../cluster/cmd/trellis-cluster/testdata/documents/12-schedulers",
-		"documentation": "../../shared/spec/examples/12-schedulers",
+		"documentation": outside.Path("spec/examples/12-schedulers"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := os.Stat(folder); name != "own" && err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -18,7 +19,7 @@ import (
 // ports and paths. So their tests run in a separate network namespace with separate mounts.
 func example(t *testing.T, name string) string {
 	t.Helper()
-	for _, folder := range []string{"../../../shared/spec/examples", "testdata/documents"} {
+	for _, folder := range []string{outside.Path("spec/examples"), "testdata/documents"} {
 		if file := filepath.Join(folder, name); exists(file) {
 			return file
 		}

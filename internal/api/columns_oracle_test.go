@@ -21,6 +21,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/api/encoding"
 	"github.com/trellis-k8s/trellis/internal/crd/definition"
 	"github.com/trellis-k8s/trellis/internal/engine/record"
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -377,7 +378,7 @@ func TestWildcards(t *testing.T) {
 // TestColumnsOfTheCorpus compares the Table of each sample in the corpus of real CRDs with upstream's. Some CRDs have
 // only the default columns (PRN-001, PRN-003, PRN-005, PRN-008, PRN-018).
 func TestColumnsOfTheCorpus(t *testing.T) {
-	const root = "../../../shared/corpus"
+	root := outside.Path("corpus")
 	if _, err := os.Stat(root); err != nil {
 		t.Skip("the corpus of real CRDs does not exist: ", root)
 	}

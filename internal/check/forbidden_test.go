@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 )
 
 // forbiddenHead is the YAML of a CRD that ends before the schema of the property x.
@@ -83,7 +85,7 @@ func TestForbiddenFields(t *testing.T) {
 	}
 
 	t.Run("specification", func(t *testing.T) {
-		data, err := os.ReadFile("../../../shared/spec/examples/03-validation/forbidden-fields.yaml")
+		data, err := os.ReadFile(outside.Path("spec/examples/03-validation/forbidden-fields.yaml"))
 		if err != nil {
 			t.Skipf("the examples of the specification are not beside the module: %v", err)
 		}

@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 )
 
-const (
-	// corpus is the directory of real CRDs and samples, next to the checkout.
-	corpus  = "../../../shared/corpus"
-	crdPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-)
+// corpus is the directory of real CRDs and samples, next to the checkout.
+var corpus = outside.Path("corpus")
+
+const crdPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 // crd is a CustomResourceDefinition that is installed on both servers.
 type crd struct {

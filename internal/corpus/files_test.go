@@ -7,11 +7,13 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 )
 
 // root is the directory of real CRDs and samples, next to the checkout. The files belong to other projects and are not
 // in this repository.
-const root = "../../../shared/corpus"
+var root = outside.Path("corpus")
 
 // requireCorpus skips the test if the corpus is missing.
 func requireCorpus(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
 
 	"github.com/trellis-k8s/trellis/internal/crd/validation"
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/fixture/realcrds"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -87,7 +88,7 @@ func normalizeSamples(b *testing.B) (out []normalizeSample) {
 			byKind[gvk] = normalizeSample{ours: compiled(b, v.Schema.OpenAPIV3Schema), theirs: theirs}
 		}
 	}
-	files, _ := filepath.Glob("../../../shared/corpus/samples/*/*.yaml")
+	files, _ := filepath.Glob(outside.Path("corpus/samples/*/*.yaml"))
 	for i := 0; i < len(files); i += 8 {
 		tree := readYAML(b, files[i])
 		if s, ok := byKind[object.String(tree, "apiVersion")+" "+object.String(tree, "kind")]; ok {

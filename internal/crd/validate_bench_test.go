@@ -16,6 +16,7 @@ import (
 	structuraldefaulting "k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
 
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/fixture/realcrds"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -49,7 +50,7 @@ func corpus(t testing.TB) []*corpusVersion {
 				props: props, js: js}
 		}
 	}
-	files, _ := filepath.Glob("../../../shared/corpus/samples/*/*")
+	files, _ := filepath.Glob(outside.Path("corpus/samples/*/*"))
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		if err != nil {

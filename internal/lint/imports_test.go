@@ -73,6 +73,7 @@ var restricted = map[string][]string{
 		"internal/storage/storagetest"},
 	"github.com/trellis-k8s/trellis/internal/fixture":             {},
 	"github.com/trellis-k8s/trellis/internal/fixture/program":     {"internal/fixture"},
+	"github.com/trellis-k8s/trellis/internal/fixture/outside":     {"internal/fixture"},
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest": {"internal/fixture", "internal/storage/storagetest"},
 	"go.etcd.io/etcd": {"internal/storage/etcd"},
 	// silences etcd's client

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 )
 
 const requirementsPage = "docs/requirements.md"
@@ -168,7 +170,7 @@ func citationsOfGo(s *source, add func(text, name, file string)) {
 // specifiedRequirements returns the headings and requirements of the specification, or "" where it is not available.
 func specifiedRequirements(t *testing.T) string {
 	t.Helper()
-	pages, err := filepath.Glob(filepath.Join(root, "../shared/spec/[0-9]*.md"))
+	pages, err := filepath.Glob(outside.Path("spec/[0-9]*.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

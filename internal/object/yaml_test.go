@@ -12,6 +12,8 @@ import (
 
 	goyaml "go.yaml.in/yaml/v2"
 	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 )
 
 // checkYAML compares DecodeYAML with upstream's YAML serializer.
@@ -153,7 +155,7 @@ func TestDecodeYAMLBombs(t *testing.T) {
 
 // TestDecodeYAMLCorpus checks that every file of the corpus decodes as in upstream.
 func TestDecodeYAMLCorpus(t *testing.T) {
-	const root = "../../../shared/corpus"
+	root := outside.Path("corpus")
 	if _, err := os.Stat(root); err != nil {
 		t.Skip("the corpus is absent: ", err)
 	}

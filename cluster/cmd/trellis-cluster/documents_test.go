@@ -3,6 +3,8 @@ package main
 import (
 	"path/filepath"
 	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 )
 
 // documents returns the files of the Kubernetes documentation that match a pattern. It searches a folder beside this
@@ -10,7 +12,7 @@ import (
 // equivalent objects.
 func documents(t *testing.T, pattern string) []string {
 	t.Helper()
-	for _, folder := range []string{"../../../../shared/spec/examples", "testdata/documents"} {
+	for _, folder := range []string{outside.Path("spec/examples"), "testdata/documents"} {
 		files, err := filepath.Glob(filepath.Join(folder, pattern))
 		if err != nil {
 			t.Fatal(err)

@@ -10,9 +10,11 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 )
 
-const examples = "../../../../shared/spec/examples/09-conversion/conversionreview-"
+var examples = outside.Path("spec/examples/09-conversion/conversionreview-")
 
 // example returns the content of an example file of the documentation.
 func example(t *testing.T, name string) string {

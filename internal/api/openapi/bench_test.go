@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -17,7 +18,7 @@ import (
 // groups.
 func manyVersions(b *testing.B, n int) (out []*resource.Version) {
 	b.Helper()
-	manifest, err := os.ReadFile("../../../../shared/corpus/crds/prometheus-operator/probes.monitoring.coreos.com.yaml")
+	manifest, err := os.ReadFile(outside.Path("corpus/crds/prometheus-operator/probes.monitoring.coreos.com.yaml"))
 	if err != nil {
 		b.Skip("the corpus of real CRDs does not exist")
 	}

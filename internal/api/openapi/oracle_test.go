@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/crd/definition"
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -56,7 +57,7 @@ func storedCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDe
 // corpus returns the files with CRDs to publish: those in testdata, and the corpus of real CRDs if it exists.
 func corpus(t testing.TB) (all []string) {
 	t.Helper()
-	for _, pattern := range []string{"testdata/*.yaml", "../../../../shared/corpus/crds/*/*.yaml"} {
+	for _, pattern := range []string{"testdata/*.yaml", outside.Path("corpus/crds/*/*.yaml")} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apiserver/pkg/cel/common"
 
 	"github.com/trellis-k8s/trellis/internal/crd/schema"
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/fixture/realcrds"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -244,7 +245,7 @@ func TestRulesAgainstUpstream(t *testing.T) {
 
 // samples returns the objects of the corpus by apiVersion and kind.
 func samples(t testing.TB) map[[2]string][]object.Tree {
-	files, _ := filepath.Glob("../../../../shared/corpus/samples/*/*.yaml")
+	files, _ := filepath.Glob(outside.Path("corpus/samples/*/*.yaml"))
 	all := map[[2]string][]object.Tree{}
 	for _, f := range files {
 		data, err := os.ReadFile(f)

@@ -16,6 +16,7 @@ import (
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"sigs.k8s.io/yaml"
 
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/fixture/realcrds"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -88,7 +89,7 @@ func (v *ruleVector) wrap(t *testing.T, value any) object.Tree {
 // VAL-063 VAL-064 VAL-065 VAL-066 VAL-070 VAL-071 VAL-072 VAL-073 VAL-077 VAL-078 VAL-079 VAL-080 VAL-081 VAL-082
 // VAL-083 VAL-084 VAL-131 VAL-132 VAL-133 VAL-145 VAL-146 VAL-147 VAL-148 VAL-149
 func TestSpecificationVectors(t *testing.T) {
-	data, err := os.ReadFile("../../../../shared/spec/examples/03-validation/cel-vectors.yaml")
+	data, err := os.ReadFile(outside.Path("spec/examples/03-validation/cel-vectors.yaml"))
 	if err != nil {
 		t.Skip("the examples of the specification do not exist: ../shared/spec/examples, beside the module")
 	}

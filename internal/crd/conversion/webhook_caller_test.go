@@ -22,6 +22,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -165,8 +166,7 @@ func TestRequestBody(t *testing.T) {
 // CNV-052.
 func TestDocumentedRequestBody(t *testing.T) {
 	for _, v := range []string{"v1", "v1beta1"} {
-		data, err := os.ReadFile("../../../../shared/spec/examples/09-conversion/conversionreview-request." +
-			v + ".json")
+		data, err := os.ReadFile(outside.Path("spec/examples/09-conversion/conversionreview-request." + v + ".json"))
 		if err != nil {
 			t.Skipf("the examples are not here: %v", err)
 		}

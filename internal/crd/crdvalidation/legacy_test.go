@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 )
 
 // preparedLegacy decodes a v1beta1 CRD and prepares it for validation, as a create does.
@@ -180,8 +182,8 @@ func TestLegacyAgainstUpstream(t *testing.T) {
 // CNV-069 CRD-034
 func TestLegacyFilesAreAccepted(t *testing.T) {
 	for pattern, least := range map[string]int{
-		"../../../../shared/corpus/legacy-v1beta1/*.yaml":          12,
-		"../../../../shared/spec/examples/0[289]-*/*v1beta1*.yaml": 7,
+		outside.Path("corpus/legacy-v1beta1/*.yaml"):          12,
+		outside.Path("spec/examples/0[289]-*/*v1beta1*.yaml"): 7,
 	} {
 		files, _ := filepath.Glob(pattern)
 		if len(files) == 0 {

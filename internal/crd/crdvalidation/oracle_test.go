@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 )
 
 // prepared decodes a CRD and prepares it for validation, as a create does.
@@ -50,7 +52,7 @@ func prepared(data []byte) (CRD, error) {
 }
 
 func corpus(t testing.TB) []string {
-	files, _ := filepath.Glob("../../../../shared/corpus/crds/*/*.yaml")
+	files, _ := filepath.Glob(outside.Path("corpus/crds/*/*.yaml"))
 	if len(files) == 0 {
 		t.Skip("the corpus of real CRDs is not there: ../shared/corpus/crds, beside the module")
 	}

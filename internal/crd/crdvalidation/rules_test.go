@@ -3,7 +3,6 @@ package crdvalidation
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +10,8 @@ import (
 	upstream "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 )
 
 // withSchema returns a CRD with one version that has the given schema. schema is JSON or YAML.
@@ -33,7 +34,7 @@ func withSchema(t testing.TB, schema string) CRD {
 
 func example(t testing.TB, name string) CRD {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("../../../../shared/spec/examples", name))
+	data, err := os.ReadFile(outside.Path("spec/examples/" + name))
 	if err != nil {
 		t.Skip("the examples of the specification are not there: ../shared/spec/examples, beside the module")
 	}
@@ -306,7 +307,7 @@ func TestAcceptedBeyondUpstream(t *testing.T) {
 // specified.
 // VAL-054 to VAL-066, VAL-073
 func TestSpecificationVectorsCompile(t *testing.T) {
-	data, err := os.ReadFile("../../../../shared/spec/examples/03-validation/cel-vectors.yaml")
+	data, err := os.ReadFile(outside.Path("spec/examples/03-validation/cel-vectors.yaml"))
 	if err != nil {
 		t.Skip("the examples of the specification are not there: ../shared/spec/examples, beside the module")
 	}

@@ -12,11 +12,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // corpus is the directory of real CRDs and objects next to the module.
-const corpus = "../../../../shared/corpus"
+var corpus = outside.Path("corpus")
 
 // kind is a served version of a CRD with objects at this version.
 type kind struct {

@@ -6,12 +6,13 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // bigCRD returns the JSON of a real CRD of about 50 KiB.
 func bigCRD(b *testing.B) []byte {
-	manifest, err := os.ReadFile("../../../../shared/corpus/crds/prometheus-operator/probes.monitoring.coreos.com.yaml")
+	manifest, err := os.ReadFile(outside.Path("corpus/crds/prometheus-operator/probes.monitoring.coreos.com.yaml"))
 	if err != nil {
 		b.Skip("no corpus of CRDs next to this module")
 	}

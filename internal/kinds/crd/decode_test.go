@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/crd/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -46,7 +47,7 @@ func encodeCRD(t object.Tree) []byte {
 // TestDecodeCRDs checks that Decode returns the same result as the Go type for real CRDs, and that nearly all of them
 // take the fast path.
 func TestDecodeCRDs(t *testing.T) {
-	files, _ := filepath.Glob("../../../../shared/corpus/crds/*/*.yaml")
+	files, _ := filepath.Glob(outside.Path("corpus/crds/*/*.yaml"))
 	if len(files) == 0 {
 		t.Skip("no corpus of CRDs next to this module")
 	}

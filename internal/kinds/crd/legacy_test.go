@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -31,7 +32,7 @@ func upstreamScheme() *runtime.Scheme {
 // it reads every n-th, where n is the parameter every.
 func corpusCRDs(t *testing.T, pattern string, every int) map[string][]byte {
 	t.Helper()
-	names, _ := filepath.Glob("../../../../shared/" + pattern)
+	names, _ := filepath.Glob(outside.Path(pattern))
 	if len(names) == 0 {
 		t.Skipf("no files ../shared/%s next to this module", pattern)
 	}

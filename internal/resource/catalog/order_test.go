@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 
 	"github.com/trellis-k8s/trellis/internal/crd/definition"
+	"github.com/trellis-k8s/trellis/internal/fixture/outside"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -78,7 +79,7 @@ func orderOf(t *testing.T, names []string) (ordered []string, group *Group) {
 // VER-016 VER-017 VER-018 VER-019 VER-020 VER-021 VER-022 VER-023
 func TestDocumentedVersionOrder(t *testing.T) {
 	want := []string{"v10", "v2", "v1", "v11beta2", "v10beta3", "v3beta1", "v12alpha1", "v11alpha2", "foo1", "foo10"}
-	data, err := os.ReadFile("../../../shared/spec/examples/08-versions/expect-version-order.txt")
+	data, err := os.ReadFile(outside.Path("spec/examples/08-versions/expect-version-order.txt"))
 	if err == nil && !slices.Equal(strings.Fields(string(data)), want) {
 		t.Errorf("got %v, but the file contains %s", want, data)
 	}
