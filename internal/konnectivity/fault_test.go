@@ -53,9 +53,10 @@ func (r *relay) link(c net.Conn) {
 		_ = c.Close()
 		return
 	}
-	r.mu.Lock()
-	r.conns[c], r.conns[to] = true, true
-	r.mu.Unlock()
+	if !r.register(c, to) {
+		_, _ = c.Close(), to.Close()
+		return
+	}
 	r.accepted.Add(1)
 	r.open.Add(1)
 	defer r.open.Add(-1)
@@ -65,6 +66,19 @@ func (r *relay) link(c net.Conn) {
 	both.Wait()
 	_ = c.Close()
 	_ = to.Close()
+}
+
+// register makes cut close connections. It returns false if the relay has been cut.
+func (r *relay) register(conns ...net.Conn) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conns == nil {
+		return false
+	}
+	for _, c := range conns {
+		r.conns[c] = true
+	}
+	return true
 }
 
 func (r *relay) copy(to, from net.Conn, counted bool) {
